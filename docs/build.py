@@ -24,6 +24,7 @@ ROOT = DOCS.parent
 LIVING = DOCS / "living/build.py"  # makes the page that translates, with a build of its own
 READ = ["notebooks/*.ipynb", "scripts/**/*.py", "results/**/*.json", "tests/*.py", "models/*/*.md"]
 READ += ["docs/*.md", "*.txt", "*.toml", "*.yml", "LICENSE", "CITATION.cff"]
+READ += ["scripts/corpora/*.txt", "scripts/corpora/*.toml"]
 MODULES = """\
 # Modules
 
@@ -127,7 +128,7 @@ def put_beside(target: Path) -> None:
 
     shutil.rmtree(target, ignore_errors=True)
     (target / "_static").mkdir(parents=True)
-    version = ".".join(altair.SCHEMA_VERSION.split(".")[:2])  # as in scripts/book/charts.py
+    version = ".".join(altair.SCHEMA_VERSION.split(".")[:2])  # as in scripts/book/look.py
     library = vl_convert.javascript_bundle(vl_version=version)
     library = library.replace("schema/vega/v5.json", "schema/vega/v6.json")  # 6 is what draws
     # Inside a function its names can't clash with those of Sphinx's scripts.

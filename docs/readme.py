@@ -248,7 +248,7 @@ def named_test(row):
 
 def picture_chart():
     """The chart that the picture shows, in the series' style."""
-    from scripts.book.charts import switch_on
+    from scripts.book.look import switch_on
     from scripts.ch00_start_here import architecture_chart
 
     switch_on()

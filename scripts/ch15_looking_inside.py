@@ -378,7 +378,7 @@ for kind, rows in heads.groupby("kind", sort=False):
 #
 # > **In short.** Which German word does each English word translate? People can say. So ask the heads the same question, and count their mistakes.
 #
-# For each of our fifty pairs we drew the links by hand ([`captions.py`](../scripts/corpora/captions.py)). A *sure* link is one that everyone would draw; a *possible* link is one that somebody might. German "sitzt" is English "is sitting": its link to "sitting" is sure, the one to "is" possible. With $S$ the sure links (here not a length), $P \supseteq S$ all of them, and $A$ those that a method finds, the *alignment error rate* (Och and Ney 2003) is
+# For each of our fifty pairs we drew the links by hand ([`captions.txt`](../scripts/corpora/captions.txt)). A *sure* link is one that everyone would draw; a *possible* link is one that somebody might. German "sitzt" is English "is sitting": its link to "sitting" is sure, the one to "is" possible. With $S$ the sure links (here not a length), $P \supseteq S$ all of them, and $A$ those that a method finds, the *alignment error rate* (Och and Ney 2003) is
 #
 # $$ \mathrm{AER} = 1 - \frac{|A \cap S| + |A \cap P|}{|A| + |S|}. $$
 #

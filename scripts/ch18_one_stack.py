@@ -50,8 +50,7 @@ from torch.nn import functional as F
 
 from scripts.book.charts import titled
 from scripts.book.exercises import check
-from scripts.book.figures.rivals import rival_dots
-from scripts.book.figures.understanding import classify_chart, influence_panels
+from scripts.book.figures.understanding import classify_chart, influence_panels, rival_dots
 from scripts.book.instruments import influence, scramble
 from scripts.book.records import load_record
 from scripts.book.verdict import verdict_line, verdicts

@@ -48,8 +48,8 @@ from torch import Tensor, nn
 from scripts import ROOT
 from scripts.book.charts import heatmap, titled
 from scripts.book.exercises import check
-from scripts.book.figures.rivals import rival_dots
 from scripts.book.figures.since import gates_chart, sharpness_chart, spectrum_chart
+from scripts.book.figures.understanding import rival_dots
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record
 from scripts.book.verdict import Verdict, verdict_line, verdicts

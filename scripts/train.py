@@ -21,7 +21,6 @@ from scripts.book.domains import folder_name
 from scripts.core.checkpoints import newest_state, saved_states
 from scripts.core.settings import PRESETS, TrainConfig, plain_config
 from scripts.core.signals import Stopped
-from scripts.core.training import asked_of
 from scripts.fast.run import run
 
 
@@ -75,7 +74,7 @@ class TrainCommand(Command):
         origin = own if first["resume"] and saved_states(own) else Path(first["from_"])
         if not saved_states(origin):
             raise ValueError(f"{origin} holds no run: give --from the folder of a finished one")
-        settings = asked_of(newest_state(origin).meta)
+        settings = newest_state(origin).meta["asked"]
         asked = {name: value for name, value in settings.items() if name in defaults}
         return super().parse(argv, defaults | asked | {"name": defaults["name"]})
 

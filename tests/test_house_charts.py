@@ -5,14 +5,14 @@ import io
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import altair as alt
 import numpy as np
 import pandas as pd
 import pytest
 
-from scripts.book.charts import VEGALITE, bars, heatmap, lines, rounded, titled
+from scripts.book.charts import bars, heatmap, lines, rounded, titled
+from scripts.book.look import VEGALITE
 
 WORDS = ["the", "dog", "and", "the", "cat"]
 
@@ -44,7 +44,7 @@ def test_squeezing_keeps_every_pixel():
     import vl_convert
     from PIL import Image
 
-    from scripts.book.charts import _squeezed
+    from scripts.book.look import _squeezed
 
     spec = one_of_each()["mask"].to_dict()
     plain = vl_convert.vegalite_to_png(spec, vl_version="v5.20", scale=1)
@@ -54,21 +54,6 @@ def test_squeezing_keeps_every_pixel():
     before, after = (Image.open(io.BytesIO(png)) for png in (plain, small))
     assert (before.mode, before.size) == (after.mode, after.size)
     assert before.tobytes() == after.tobytes()
-
-
-def test_the_same_chart_gives_the_same_json_in_another_process():
-    folder = Path(__file__).parent.parent
-    code = (
-        "import json; from tests.test_house_charts import one_of_each;"
-        "print(json.dumps([c.to_dict() for c in one_of_each().values()], sort_keys=True))"
-    )
-    first, second = (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder
-        )
-        for _ in range(2)
-    )
-    assert first.stdout == second.stdout
 
 
 def test_equal_words_keep_their_own_cells_and_labels():
@@ -87,19 +72,6 @@ def test_infinite_cells_are_named_and_grey():
     assert len(spec["layer"]) == 3
 
 
-@pytest.mark.parametrize(
-    "matrix, options, message",
-    [
-        (np.ones(3), {}, "a matrix"),
-        (np.ones((2, 2)), {"rows": ["a"]}, "1 labels for 2 rows"),
-        (np.ones((2, 2)), {"scheme": "rainbow"}, "rainbow"),
-    ],
-)
-def test_heatmap_refuses_what_it_cannot_draw(matrix, options, message):
-    with pytest.raises(ValueError, match=message):
-        heatmap(matrix, **options)
-
-
 def test_rounding_hides_the_noise_of_machines():
     mine = pd.DataFrame({"p": [0.1234567890123, 3e-17, np.nan], "n": [1, 2, 3]})
     yours = pd.DataFrame({"p": [0.1234567890125, 1e-17, np.nan], "n": [1, 2, 3]})
@@ -111,8 +83,8 @@ def test_rounding_hides_the_noise_of_machines():
 def test_in_colab_its_own_renderer_stays_on():
     code = (
         "import sys, types; sys.modules['google.colab'] = types.ModuleType('colab');"
-        "import altair; before = altair.renderers.active; import scripts.book.charts;"
-        "scripts.book.charts.switch_on();"
+        "import altair; before = altair.renderers.active; import scripts.book.look;"
+        "scripts.book.look.switch_on();"
         "assert altair.renderers.active == before != 'series';"
         "assert altair.theme.active == 'series'"
     )

@@ -156,8 +156,8 @@ def test_a_command_may_give_its_own_code_and_a_fault_of_ours_keeps_its_traceback
 
 def test_a_command_is_said_as_it_would_be_typed():
     options = ShoutOptions(rounds=3, echo=False, device="cuda", save=True)
-    typed = as_typed("scripts.shout", options, always=["tone"])
-    assert typed == "python -m scripts.shout --tone low --rounds 3 --no_echo --save"
+    typed = as_typed("scripts.shout", options)
+    assert typed == "python -m scripts.shout --rounds 3 --no_echo --save"
     assert shout.parse(shlex.split(typed)[3:]) == ShoutOptions(rounds=3, echo=False, save=True)
     low = as_typed("scripts.shout", ShoutOptions(tone="high"), places=["tone"])
     assert low == "python -m scripts.shout high --save"

@@ -12,7 +12,7 @@ import pytest
 from conftest import CHAPTERS, ROOT
 from saying import HIDDEN, NO_NETWORK
 
-from scripts.book.charts import VEGALITE
+from scripts.book.look import VEGALITE
 from scripts.book.pairs import CONFIG
 
 STEMS = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]

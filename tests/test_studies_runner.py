@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -97,10 +97,10 @@ def test_a_command_keeps_its_record_where_it_is_asked_to(tmp_path, monkeypatch):
     command = study_command(
         "scripts.studies.squares", STUDY, lambda plan: plan.append({"x": 5}), echo
     )
-    record = command.run(runner.Hours(hours=1, workers=1, corpus="sample"))
-    assert record["runs"][0]["loss"] == STUDY.epochs and record["setting"]["corpus"] == "sample"
-    assert load_record("squares-sample", tmp_path / "results") == record
-    assert record["command"] == "python -m scripts.studies.squares --corpus sample --save"
+    record = command.run(runner.Hours(hours=1, workers=1))
+    assert record["runs"][0]["loss"] == STUDY.epochs and record["setting"] == asdict(STUDY)
+    assert load_record("squares-multi30k", tmp_path / "results") == record
+    assert record["command"] == "python -m scripts.studies.squares --save"
 
 
 def test_what_is_measured_replaces_no_record_of_another_command(monkeypatch, capsys):

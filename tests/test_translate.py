@@ -128,7 +128,7 @@ def test_another_encoding_changes_nothing(width, translate, echo):
     text = f"{DOG}\r\n\n„Hund“ – Hund\u0a0aHund 😀\n{CAT}"
     expected = translate(text.encode(), *GREEDY)
     assert expected[1].count(b"\n") == 4
-    for whole in (text, f"\ufeff{text}"):  # and with a mark
+    for whole in [f"\ufeff{text}", text][: 1 + (width == "utf-8")]:  # only that needs no mark
         assert translate(whole.encode(width), *GREEDY) == expected
         chunks = [whole.encode(width)]  # and the first lines don't wait for what follows
         stream = SimpleNamespace(read1=lambda most, chunks=chunks: chunks.pop())

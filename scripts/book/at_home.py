@@ -1,8 +1,7 @@
 """What the first cell of a chapter runs once the series is found.
 
 From inside the zip, this unpacks the series beside the notebook. In a series that was unpacked or
-fetched there, it installs what is missing. Anywhere else it only refuses a chapter that is imported
-past the loader.
+fetched there, it installs what is missing. Anywhere else it does nothing.
 """
 
 import importlib
@@ -28,16 +27,6 @@ def unpack(zipped: Path) -> Path:
     return home
 
 
-def refuse_an_import() -> None:
-    """Raise ImportError if the chapter is imported past the loader, which would run its show."""
-    frame = sys._getframe(1)
-    while (name := frame.f_globals.get("__name__")) in (__name__, "runpy", None):
-        frame = frame.f_back
-    if name != "__main__":
-        chapter = Path(frame.f_code.co_filename).stem
-        raise ImportError(f"{name} would run a whole chapter: import scripts.{chapter} instead")
-
-
 def is_here(requirement: str) -> bool:
     """Whether a package is installed in a version that fits, such as "numpy>=1.26"."""
     from packaging.requirements import Requirement  # every Jupyter has it
@@ -58,7 +47,6 @@ def install_missing(home: Path) -> None:
         importlib.invalidate_caches()  # what was just installed can be imported without a restart
 
 
-refuse_an_import()
 home = unpack(ROOT) if ROOT.suffix == ".zip" else ROOT
 if Path(FETCHED).resolve() == home:
     install_missing(home)

@@ -1,19 +1,15 @@
-"""The series' one look for charts: a theme, a renderer, and the charts that several chapters draw.
+"""The charts that several chapters draw, and what every chart passes through.
 
-Every chart passes through `titled`, which switches both on. A chart then shows as Vega-Lite JSON
-(drawn by JupyterLab, compared by nbval) and as a PNG (shown on GitHub) in one output. Nothing is
-drawn before a notebook shows a chart, so a headless script never draws.
+`titled` switches the series' look on. Nothing is drawn before a notebook shows a chart, so a
+headless script never draws.
 
     titled(heatmap(weights, words, words), "Who looks at whom", "Each row sums to 1.")
 """
 
 from __future__ import annotations
 
-import functools
-import io
 import json
 import math
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,83 +17,9 @@ from typing import Any
 import numpy as np
 
 from scripts import Late
+from scripts.book.look import INK, PALE, PALETTE, bar_axis, colored, escaped, switch_on
 
-alt, pd = Late("altair"), Late("pandas")  # a training imports chapters, but draws nothing
-
-# Okabe and Ito's colours without the yellow: distinct to colour-blind eyes, and legible on white.
-PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444"]
-SEQUENTIAL = ["#F7FBFF", "#C6DBEF", "#6BAED6", "#2171B5", "#08306B"]
-DIVERGING = ["#7F3B08", "#E08214", "#FDD9AE", "#F7F7F7", "#B5D5EA", "#4393C3", "#053061"]
-INK, GREY, PALE = "#222222", "#666666", "#E4E4E4"
-VEGALITE = "application/vnd.vegalite.v5+json"  # what JupyterLab draws and nbformat accepts
-LOG = {"type": "log", "nice": False}  # a logarithmic scale whose ends are given
-PNG_BYTES = 150_000  # a sharp picture larger than this gives way to a plain one
-
-
-def series_theme() -> alt.theme.ThemeConfig:
-    """Sizes for a notebook about 700 pixels wide."""
-    axis = {"labelFontSize": 12, "titleFontSize": 13, "titleFontWeight": "normal"}
-    quiet = {"domainColor": GREY, "tickColor": GREY, "gridColor": PALE, "titlePadding": 8}
-    legend = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
-    colors = {"labelColor": INK, "titleColor": INK}
-    return {
-        "config": {
-            "background": "white",
-            "font": "Helvetica, Arial, sans-serif",
-            "title": {"anchor": "start", "color": INK, "fontSize": 13, "subtitleColor": GREY},
-            "axis": axis | quiet | colors | {"labelLimit": 240},
-            "legend": legend | colors | {"labelLimit": 260, "symbolStrokeWidth": 3},
-            "header": legend | colors,
-            "range": {"category": PALETTE, "heatmap": SEQUENTIAL, "diverging": DIVERGING},
-            "view": {"continuousWidth": 480, "continuousHeight": 260, "stroke": None},
-            "line": {"strokeWidth": 2.5},
-            "text": {"fontSize": 12, "color": INK},
-        }
-    }
-
-
-def json_and_png(spec: dict, **_) -> tuple[dict, dict]:
-    """Altair's renderer hook: a chart as JSON, PNG and a line of text in one output.
-
-    Returns the output's data and its metadata (the picture's size on the page, in pixels).
-    """
-    import base64
-
-    import vl_convert  # heavy, and needed only when a chart is really shown
-    from PIL import Image
-
-    version = ".".join(alt.SCHEMA_VERSION.split(".")[:2])  # "v5.20.1" -> "v5.20"
-    for scale in (2, 1):
-        png = _squeezed(vl_convert.vegalite_to_png(spec, vl_version=version, scale=scale))
-        if len(png) <= PNG_BYTES:
-            break
-    width, height = (pixels // scale for pixels in Image.open(io.BytesIO(png)).size)
-    title = spec.get("title", {})
-    text = title.get("text", "") if isinstance(title, dict) else title
-    data = {
-        VEGALITE: spec,
-        "image/png": base64.b64encode(png).decode(),
-        "text/plain": f"[Chart] {text}".rstrip(),
-    }
-    return data, {"image/png": {"width": width, "height": height}}
-
-
-def _squeezed(png: bytes) -> bytes:
-    """The same picture with its pixels packed tighter: vl-convert's are about four times larger."""
-    from PIL import Image
-
-    packed = io.BytesIO()
-    Image.open(io.BytesIO(png)).save(packed, "PNG", optimize=True)
-    return packed.getvalue()
-
-
-@functools.cache
-def switch_on() -> None:
-    """The theme, and the renderer: from then on every chart shown has the series' look."""
-    alt.theme.register("series", enable=True)(series_theme)
-    alt.renderers.register("series", json_and_png)
-    if "google.colab" not in sys.modules:  # Colab draws Altair's own output, and not this one
-        alt.renderers.enable("series")
+alt, pd = Late("altair"), Late("pandas")
 
 
 def titled(chart: alt.TopLevelMixin, title: str, caption: str, wrap: int = 88) -> alt.TopLevelMixin:
@@ -147,24 +69,6 @@ def long(table: Mapping[Any, Mapping[Any, Any]], *columns: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def row_axis(column: str, order: Sequence[str] | None = None, **look: Any) -> alt.Y:
-    """A line across the chart for each value of `column`, in `order` or in the frame's."""
-    y = alt.Y(f"{column}:N", sort=order, title=None)
-    return y.axis(grid=True, domain=False, ticks=False, **look)
-
-
-def bar_axis(column: str, order: Sequence[str] | None = None, **look: Any) -> alt.Y:
-    """A bar's name beside it for each value of `column`, in `order` or in the frame's."""
-    y = alt.Y(f"{_escape(column)}:N", sort=order, title=None)
-    return y.axis(ticks=False, labelPadding=8, **look)
-
-
-def colored(column: str, colors: Mapping[str, str], **options: Any) -> alt.Color:
-    """A colour for each value of `column`; `options` are those of `alt.Color`."""
-    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
-    return alt.Color(f"{column}:N", scale=scale, **options)
-
-
 def named(charts: Mapping[str, alt.TopLevelMixin]) -> list[alt.TopLevelMixin]:
     """Charts with their names above them, to be set side by side."""
     return [chart.properties(title=name) for name, chart in charts.items()]
@@ -197,22 +101,17 @@ def heatmap(
 
     >>> heatmap([[0.9, 0.1], [0.3, 0.7]], ["the", "dog"], ["der", "Hund"], value_title="weight")
     """
-    if scheme not in ("sequential", "diverging"):
-        raise ValueError(f'scheme is "sequential" or "diverging", not {scheme!r}')
     array = np.asarray(matrix.detach().cpu() if hasattr(matrix, "detach") else matrix)
-    if array.ndim != 2:
-        raise ValueError(f"heatmap draws a matrix, not an array of shape {array.shape}")
     height, width = array.shape
     cell = cell or max(4, min(42, 460 // max(height, width)))
     across, down = cell if isinstance(cell, tuple) else (cell, cell)
 
     row, column = np.indices(array.shape)
     frame = pd.DataFrame({"row": row.ravel(), "column": column.ravel()})
-    for axis, name, labels, n in (("row", "from", rows, height), ("column", "to", columns, width)):
-        if labels is not None and len(labels) != n:
-            raise ValueError(f"{len(labels)} labels for {n} {axis}s")
-        if labels is not None:
-            frame[name] = [str(labels[i]) for i in frame[axis]]
+    if rows is not None:
+        frame["from"] = np.repeat([str(label) for label in rows], width)
+    if columns is not None:
+        frame["to"] = np.tile([str(label) for label in columns], height)
     chart = alt.Chart().encode(
         x=alt.X("column:O", axis=_cell_axis(columns, width, column_title, across, flat=True)),
         y=alt.Y("row:O", axis=_cell_axis(rows, height, row_title, down, flat=False)),
@@ -231,9 +130,10 @@ def heatmap(
     frame = rounded(frame.assign(value=array.ravel().astype("float64")))
     finite = frame["value"][np.isfinite(frame["value"])]
     low, high = domain or (finite.min(), finite.max())
-    if scheme == "diverging" and not domain:
+    diverging = scheme == "diverging"
+    if diverging and not domain:
         low, high = -max(abs(low), abs(high)), max(abs(low), abs(high))
-    colors = "diverging" if scheme == "diverging" else "heatmap"
+    colors = {"sequential": "heatmap", "diverging": "diverging"}[scheme]
     scale = alt.Scale(range=colors, domain=[float(low), float(high)], clamp=True)
     legend.gradientLength = max(60, min(180, height * down))
     layers = [cells.encode(color=alt.Color("value:Q", scale=scale, legend=legend))]
@@ -244,8 +144,8 @@ def heatmap(
     elif numbers or (numbers is None and max(height, width) <= 12):
         frame["text"] = [_cell_text(value, digits) for value in frame["value"]]
     if "text" in frame:
-        limit = 0.7 * high if scheme == "diverging" else low + 0.66 * (high - low)
-        value = "abs(datum.value)" if scheme == "diverging" else "datum.value"
+        limit = 0.7 * high if diverging else low + 0.66 * (high - low)
+        value = "abs(datum.value)" if diverging else "datum.value"
         dark = f"isValid(datum.value) && {value} > {limit:.6g}"
         ink = alt.when(dark).then(alt.value("white")).otherwise(alt.value(INK))
         written = chart.mark_text(fontSize=12 if across >= 34 else 10)
@@ -313,8 +213,6 @@ def lines(
     *,
     x_title: str | None = None,
     y_title: str | None = None,
-    log_x: bool = False,
-    log_y: bool = False,
     zero: bool = False,
     points: bool = False,
     width: int = 480,
@@ -329,14 +227,14 @@ def lines(
     """
     used = frame[[name for name in (x, y, color) if name]]
     encoding = {
-        "x": alt.X(f"{_escape(x)}:Q", title=x_title or x, scale=_scale(log_x, False)),
-        "y": alt.Y(f"{_escape(y)}:Q", title=y_title or y, scale=_scale(log_y, zero)),
+        "x": alt.X(f"{escaped(x)}:Q", title=x_title or x, scale=alt.Scale(zero=False)),
+        "y": alt.Y(f"{escaped(y)}:Q", title=y_title or y, scale=alt.Scale(zero=zero)),
     }
     if color:
         order = [str(name) for name in used[color].unique()]
         used = used.assign(**{color: used[color].astype(str)})
         legend = alt.Legend(title=None, symbolType="stroke", symbolSize=300)
-        encoding["color"] = alt.Color(f"{_escape(color)}:N", sort=order, legend=legend)
+        encoding["color"] = alt.Color(f"{escaped(color)}:N", sort=order, legend=legend)
     mark = {} if color else {"color": PALETTE[0]}
     if points:
         mark["point"] = {"filled": True, "size": 45} | mark
@@ -364,22 +262,11 @@ def bars(
     """
     used = rounded(frame[list(dict.fromkeys(name for name in (label, value, color) if name))])
     end = end or float(used[value].max()) * 1.15  # room for the number beside the longest bar
-    x = alt.X(f"{_escape(value)}:Q", title=value_title or value).scale(domain=[0, end], nice=False)
+    x = alt.X(f"{escaped(value)}:Q", title=value_title or value).scale(domain=[0, end], nice=False)
     x = x.axis(format=number_format, tickCount=5, grid=False)
     base = alt.Chart(used).encode(x, bar_axis(label))
-    fill = {"color": alt.Color(f"{_escape(color)}:N", sort=None, title=None)} if color else {}
+    fill = {"color": alt.Color(f"{escaped(color)}:N", sort=None, title=None)} if color else {}
     numbers = base.mark_text(align="left", dx=5)
-    numbers = numbers.encode(text=alt.Text(f"{_escape(value)}:Q", format=number_format))
+    numbers = numbers.encode(text=alt.Text(f"{escaped(value)}:Q", format=number_format))
     drawn = alt.layer(base.mark_bar(color=PALETTE[0]).encode(**fill), numbers)
     return drawn.properties(width=400, height=alt.Step(30))
-
-
-def _scale(log: bool, zero: bool) -> alt.Scale:
-    return alt.Scale(type="log") if log else alt.Scale(zero=zero)
-
-
-def _escape(name: str) -> str:
-    """A column's name as Altair's shorthand wants it: dots and brackets mean nothing special."""
-    for mark in ".[]:":
-        name = name.replace(mark, f"\\{mark}")
-    return name

@@ -136,20 +136,18 @@ def attribute_docstrings(options: type) -> dict[str, str]:
     }
 
 
-def as_typed(
-    prog: str, options: Any, always: Collection[str] = (), places: Collection[str] = ()
-) -> str:
+def as_typed(prog: str, options: Any, places: Collection[str] = ()) -> str:
     """The command that repeats and records what `options` did, as one line.
 
-    It names what isn't the default, and the fields in `always`; those in `places` come without a
-    name. Where it ran is left out.
+    It names what isn't the default; the fields in `places` come without a name. Where it ran is
+    left out.
     """
     default = type(options)()
     words = ["python", "-m", prog, *(getattr(options, place) for place in places)]
     for name, value in asdict(options).items():
         if name in ("device", "save", *places):
             continue
-        if name in always or value != getattr(default, name):
+        if value != getattr(default, name):
             flag = f"--{name}" if value is not False else f"--no_{name}"
             words += [flag] if isinstance(value, bool) else [flag, str(value)]
     return shlex.join([*words, "--save"])

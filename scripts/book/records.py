@@ -7,7 +7,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,6 @@ def git_commit() -> str:
         return "unknown"
 
 
-def installed(package: str) -> str:
-    """The version of `package`, or "absent"."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "absent"
-
-
 def device_name(device: torch.device | str) -> str:
     """What a run ran on, in words."""
     if torch.device(device).type == "cuda":
@@ -68,7 +60,7 @@ def provenance(command: str, device: torch.device | str = "cpu") -> dict[str, An
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": device_name(device),
         "python": platform.python_version(),
-        "versions": {package: installed(package) for package in RECORDED},
+        "versions": {package: version(package) for package in RECORDED},
     }
 
 

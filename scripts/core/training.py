@@ -34,7 +34,7 @@ from scripts.core.checkpoints import (
 from scripts.core.data import TrainingData, epoch_examples, epoch_plan
 from scripts.core.models import Trained, load_model, save_model
 from scripts.core.ranks import ALONE, Ranks
-from scripts.core.settings import TrainConfig, known_settings, learning_rate, plain_config
+from scripts.core.settings import TrainConfig, learning_rate, plain_config
 from scripts.core.signals import Stopped, StopSignal
 from scripts.core.static import FEW_SHAPES
 from scripts.core.steps import Figures, Step, set_rate
@@ -56,12 +56,6 @@ def identity(config: TrainConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
     return settings | {"processes": ranks.world}
 
 
-def asked_of(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a run was asked for; an older state only knows what they became."""
-    became = {name: value for name, value in meta["run"].items() if name != "processes"}
-    return known_settings(meta.get("asked", became | {"precision": "auto", "step": "auto"}))
-
-
 def differences(
     meta: Mapping[str, Any], config: TrainConfig, ranks: Ranks = ALONE
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -70,16 +64,14 @@ def differences(
     Each maps a name to the two values, then and now. The machine may also decide the precision, if
     that was `auto` when the run began, and the kind of step as long as the plan is the same.
     """
-    then, free = known_settings(meta["run"]), {"deterministic"}
-    now = {name: None for name, value in then.items() if value} | identity(config, ranks)
-    if asked_of(meta)["precision"] == "auto":
+    then, now, free = meta["run"], identity(config, ranks), {"deterministic"}
+    if meta["asked"]["precision"] == "auto":
         free.add("precision")
-    if (then.get("step") in FEW_SHAPES) == (config.step in FEW_SHAPES):
+    if (then["step"] in FEW_SHAPES) == (config.step in FEW_SHAPES):
         free.add("step")
     recipe, machine = {}, {}
-    for name, value in now.items():
-        if then.get(name, value) != value:  # older states don't name all
-            (machine if name in free else recipe)[name] = then[name], value
+    for name in [name for name in now if then[name] != now[name]]:
+        (machine if name in free else recipe)[name] = then[name], now[name]
     return recipe, machine
 
 
@@ -285,15 +277,14 @@ class Training:
         luck = random.Random(f"{self.config.seed}:{meta['steps_taken']}:{self.ranks.rank}")
         set_rng_states(rngs[self.ranks.rank], self.device, otherwise=luck.getrandbits(63))
         for name in IN_STATE:
-            if name in meta:  # an older state may lack some
-                setattr(self, name, meta[name])
+            setattr(self, name, meta[name])
         if lengthens:
             digest = sha256(before / "model.safetensors")
             self.origin = {"run": before.name, "epochs": epochs, "weights_sha256": digest}
-        self.asked["precision"] = asked_of(meta)["precision"]
+        self.asked["precision"] = meta["asked"]["precision"]
         self.report = EpochReport(**meta["reports"][self.ranks.rank])
         here = device_name(self.device)
-        if meta.get("device", here) != here:
+        if meta["device"] != here:
             machine["device"] = meta["device"], here
         if machine and self.epoch <= self.config.epochs:  # else no step is left
             self.resumed_on.append({"step": self.steps_taken, "device": here, "changes": machine})

@@ -25,8 +25,8 @@ GZIP = b"\x1f\x8b"  # how a packed file begins, whatever its name
 def multi30k_text(name: str) -> bytes:
     """One text of Multi30k, such as train.de: from `MULTI30K_DIR` if that is set, else downloaded.
 
-    Raises FileNotFoundError if it is in neither place, ValueError if it is another text, and any
-    OSError if it can't be kept; each says what to do.
+    Raises FileNotFoundError if it is in neither place, ValueError if it is another text; each says
+    what to do.
     """
     if folder := os.environ.get("MULTI30K_DIR"):
         return checked_text(multi30k_file(Path(folder).expanduser(), name), name)
@@ -69,11 +69,10 @@ def checked_text(path: Path, name: str) -> bytes:
 def download_multi30k(name: str) -> bytes:
     """Fetch one text into the user's cache: three more tries, a progress bar, a checksum.
 
-    Raises FileNotFoundError if the download fails, ValueError if what came is damaged, and
-    OSError (such as PermissionError) if the cache can't be written.
+    Raises FileNotFoundError if the download fails or can't be kept, ValueError if what came is
+    damaged.
     """
     import pooch
-    from requests import RequestException
 
     cache = Path(pooch.os_cache("from-attention-to-translation"))
     path = cache / f"{name}.gz"
@@ -90,17 +89,16 @@ def download_multi30k(name: str) -> bytes:
         path.unlink(missing_ok=True)
         fetcher.fetch(path.name, downloader=fetch_checked)
         return checked_text(path, name)
-    except RequestException as error:
-        raise FileNotFoundError(
-            f"could not download {path.name} ({type(error).__name__}): go online, or {otherwise}"
-        ) from error
     except ValueError as error:
         raise ValueError(
             f"{path.name} came damaged from {MULTI30K_URL} (wrong SHA-256): try again, or "
             f"{otherwise}"
         ) from error
-    except OSError as error:
-        raise type(error)(f"can't write the cache {cache} ({error}): {otherwise}") from error
+    except OSError as error:  # a network's, too
+        raise FileNotFoundError(
+            f"could not download {path.name} into {cache} ({type(error).__name__}): go online, let "
+            f"that folder be written, or {otherwise}"
+        ) from error
 
 
 def read_lines(name: str) -> list[str]:

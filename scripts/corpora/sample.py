@@ -1,4 +1,4 @@
-"""The sample corpus: German captions and their English, from a lexicon and a few rules of German.
+"""The sample corpus: German captions and their English, from lexicon.toml and rules of German.
 
 German differs from English where attention is needed: articles and adjectives agree with case,
 gender and number; the finite verb is second in a main clause and last in a subordinate one; a
@@ -9,11 +9,13 @@ twelve combinations of words is kept for `test_unseen`.
 
 import random
 import re
+import tomllib
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 Pair = tuple[str, str]
@@ -46,8 +48,8 @@ class Verb(NamedTuple):
     singular: str  # third person singular
     participle: str
     auxiliary: str  # "haben" or "sein"
-    english: tuple[str, str, str]  # base, -ing form, past participle
-    groups: tuple[str, ...]  # of nouns that can be its object or its subject
+    english: list[str]  # base, -ing form, past participle
+    groups: list[str]  # of nouns that can be its object or its subject
 
     @property
     def name(self) -> str:
@@ -57,271 +59,27 @@ class Verb(NamedTuple):
 class Place(NamedTuple):
     """A noun with its preposition, and what English says for being there and for going there."""
 
-    noun: Noun
     preposition: str
     english_at: str
     english_to: str
+    gender: str
+    name: str
+    english: str
+    outdoors: bool
 
 
 # The lexicon
 
-
-def lexicon(parse: Callable[[str], tuple], table: str) -> dict[str, tuple]:
-    """From `[name] its entries [name] its entries …`: each name with its entries, parsed."""
-    _, *parts = re.split(r"\[(\w+)\]", table)
-    return dict(zip(parts[::2], map(parse, parts[1::2]), strict=True))
-
-
-def two_forms(text: str) -> tuple[str, str]:
-    """`Junge/Jungen` as two words; without a `/` they are the same."""
-    first, _, second = text.partition("/")
-    return first, second or first
-
-
-def nouns(table: str) -> tuple[Noun, ...]:
-    """From `m Hut Hüte hat; …`; `Junge/Jungen` is a weak noun, `man/men` no plural in -s."""
-    rows = []
-    for entry in table.split(";"):
-        gender, german, plural, english = entry.split()
-        english = two_forms(english) if "/" in english else (english, english + "s")
-        rows.append(Noun(gender, *two_forms(german), plural, *english))
-    return tuple(rows)
-
-
-def adjectives(table: str) -> tuple[Adjective, ...]:
-    """From `alt = old, müde/müd = tired`: with the stem if it differs."""
-    return tuple(Adjective(*two_forms(german), english) for german, english in word_pairs(table))
-
-
-def word_pairs(table: str) -> tuple[Pair, ...]:
-    """From `heute = today, …`."""
-    german_english = (entry.split("=") for entry in table.split(","))
-    return tuple((german.strip(), english.strip()) for german, english in german_english)
-
-
-def english_forms(verb: str) -> tuple[str, str, str]:
-    """`pick up` to pick up, picking up, picked up; `throw/thrown away` has its own participle."""
-    word, *rest = verb.split()
-    base, _, participle = word.partition("/")
-    twice = re.fullmatch("[^aeiou]*[aeiou][^aeiouwxy]", base)  # run, running
-    stem = base + base[-1] if twice else base.removesuffix("e")
-    participle = participle or re.sub("([^aeiou])y$", r"\1i", stem) + "ed"
-    forms = (base, re.sub("i$", "y", stem) + "ing", participle)
-    return tuple(" ".join((form, *rest)) for form in forms)
-
-
-def verbs(table: str) -> tuple[Verb, ...]:
-    """From `auf|heben hebt aufgehoben = pick up: toy tool; …`.
-
-    `|` ends a separable particle, `*` marks a perfect with sein, `!` a group used in the singular.
-    """
-    rows = []
-    for entry in table.split(";"):
-        german, english, groups = re.split("[=:]", entry)
-        infinitive, singular, participle = german.split()
-        particle, _, stem = infinitive.rpartition("|")
-        auxiliary = "sein" if participle.startswith("*") else "haben"
-        german = (particle, stem, singular, participle.lstrip("*"), auxiliary)
-        rows.append(Verb(*german, english_forms(english), tuple(groups.split())))
-    return tuple(rows)
-
-
-def places(table: str) -> tuple[Place, ...]:
-    """From lines `preposition at to: gender noun english, …`."""
-    rows = []
-    for line in re.sub(r",\n", ",", table.strip()).split("\n"):
-        prepositions, entries = line.split(":")
-        for entry in entries.split(","):
-            gender, name, english = entry.split(maxsplit=2)
-            noun = Noun(gender, name, name, "", english, "")
-            rows.append(Place(noun, *prepositions.split()))
-    return tuple(rows)
-
-
-# Mädchen and Kind occur twice: else neuter people would be rare.
-NOUNS = lexicon(
-    nouns,
-    """
-    [person] m Mann Männer man/men; f Frau Frauen woman/women; m Junge/Jungen Jungen boy;
-        n Mädchen Mädchen girl; n Kind Kinder child/children; n Mädchen Mädchen girl;
-        n Kind Kinder child/children; m Lehrer Lehrer teacher; f Ärztin Ärztinnen doctor;
-        m Polizist/Polizisten Polizisten policeman/policemen; m Student/Studenten Studenten student;
-        f Künstlerin Künstlerinnen artist; m Koch Köche chef; f Tänzerin Tänzerinnen dancer;
-        m Musiker Musiker musician; m Bauer/Bauern Bauern farmer;
-        f Verkäuferin Verkäuferinnen saleswoman/saleswomen; m Bäcker Bäcker baker;
-        f Großmutter Großmütter grandmother; m Großvater Großväter grandfather;
-        m Clown Clowns clown; m Soldat/Soldaten Soldaten soldier;
-        f Kellnerin Kellnerinnen waitress/waitresses; m Gärtner Gärtner gardener;
-        f Sängerin Sängerinnen singer; m Sportler Sportler athlete;
-        f Touristin Touristinnen tourist; m Nachbar/Nachbarn Nachbarn neighbor;
-        m Fischer Fischer fisherman/fishermen; f Krankenschwester Krankenschwestern nurse;
-        m Gast Gäste guest; m Handwerker Handwerker craftsman/craftsmen
-    [animal] m Hund Hunde dog; f Katze Katzen cat; n Pferd Pferde horse; f Kuh Kühe cow;
-        f Ziege Ziegen goat; m Affe/Affen Affen monkey; n Kaninchen Kaninchen rabbit;
-        m Welpe/Welpen Welpen puppy/puppies; m Bär/Bären Bären bear; m Esel Esel donkey;
-        n Schwein Schweine pig; n Huhn Hühner chicken
-    [clothes] m Hut Hüte hat; f Mütze Mützen cap; f Jacke Jacken jacket; n Hemd Hemden shirt;
-        n Kleid Kleider dress/dresses; m Rock Röcke skirt; m Mantel Mäntel coat;
-        m Helm Helme helmet; m Anzug Anzüge suit; m Pullover Pullover sweater;
-        f Uniform Uniformen uniform; n Kostüm Kostüme costume; f Maske Masken mask;
-        f Schürze Schürzen apron
-    [food] m Apfel Äpfel apple; m Kuchen Kuchen cake; f Suppe Suppen soup; f Banane Bananen banana;
-        f Birne Birnen pear; f Orange Orangen orange; f Tomate Tomaten tomato/tomatoes;
-        f Wurst Würste sausage; m Keks Kekse cookie; m Pfannkuchen Pfannkuchen pancake
-    [toy] m Ball Bälle ball; m Drachen Drachen kite; m Luftballon Luftballons balloon;
-        m Schläger Schläger racket; f Puppe Puppen doll; m Reifen Reifen tire; m Stein Steine stone;
-        n Seil Seile rope
-    [tool] m Besen Besen broom; m Hammer Hämmer hammer; f Säge Sägen saw;
-        f Schaufel Schaufeln shovel; m Eimer Eimer bucket; f Leiter Leitern ladder;
-        f Kamera Kameras camera; n Telefon Telefone telephone; f Fahne Fahnen flag;
-        f Lampe Lampen lamp; f Blume Blumen flower
-    [container] m Korb Körbe basket; f Kiste Kisten box/boxes; m Koffer Koffer suitcase;
-        f Tasche Taschen bag; f Flasche Flaschen bottle; m Rucksack Rucksäcke backpack;
-        n Paket Pakete package
-    [text] n Buch Bücher book; f Zeitung Zeitungen newspaper; m Brief Briefe letter;
-        n Gedicht Gedichte poem; f Geschichte Geschichten story/stories
-    [instrument] f Gitarre Gitarren guitar; f Geige Geigen violin; f Trommel Trommeln drum;
-        f Flöte Flöten flute; n Klavier Klaviere piano; f Trompete Trompeten trumpet
-    [vehicle] n Auto Autos car; n Fahrrad Fahrräder bicycle; n Motorrad Motorräder motorcycle;
-        n Boot Boote boat; m Traktor Traktoren tractor; m Lastwagen Lastwagen truck;
-        n Taxi Taxis taxi
-    [building] n Haus Häuser house; m Turm Türme tower; f Brücke Brücken bridge; f Hütte Hütten hut;
-        n Schloss Schlösser castle; n Zelt Zelte tent
-    [furniture] m Tisch Tische table; m Stuhl Stühle chair; f Bank Bänke bench/benches;
-        n Bett Betten bed; n Sofa Sofas sofa; n Regal Regale shelf/shelves;
-        m Schrank Schränke cupboard; m Teppich Teppiche carpet
-""",
-)
-
-THINGS = adjectives("""
-    rot = red, blau = blue, grün = green, gelb = yellow, braun = brown, schwarz = black,
-    weiß = white, groß = big, klein = small, neu = new, alt = old, schön = beautiful,
-    teuer/teur = expensive
-""")
-ADJECTIVES = lexicon(
-    adjectives,
-    """
-    [person] jung = young, alt = old, müde/müd = tired, fröhlich = cheerful, traurig = sad,
-        freundlich = friendly, stark = strong, berühmt = famous, fleißig = diligent,
-        hungrig = hungry, glücklich = happy, klug = clever
-    [animal] braun = brown, schwarz = black, weiß = white, hungrig = hungry, müde/müd = tired,
-        groß = big, klein = small, alt = old, jung = young
-    [food] groß = big, klein = small, frisch = fresh, süß = sweet, teuer/teur = expensive
-    [text] alt = old, neu = new, schön = beautiful, berühmt = famous
-    [building] groß = big, klein = small, neu = new, alt = old, schön = beautiful, weiß = white
-""",
-) | dict.fromkeys(
-    ("clothes", "toy", "tool", "container", "instrument", "vehicle", "furniture"), THINGS
-)
-CLASHES = {  # an old child, a sweet sausage
-    *(("alt", noun) for noun in ("Kind", "Mädchen", "Junge", "Welpe")),
-    *(("jung", noun) for noun in ("Großmutter", "Großvater", "Welpe")),
-    *(("süß", noun) for noun in ("Wurst", "Suppe", "Tomate")),
+LEXICON = tomllib.loads(Path(__file__).with_name("lexicon.toml").read_text("utf-8"))
+NOUNS = {group: [Noun(*row) for row in rows] for group, rows in LEXICON["nouns"].items()}
+DESCRIBING = LEXICON["adjectives"]
+ADJECTIVES = {
+    group: [Adjective(*row) for row in DESCRIBING.get(group, DESCRIBING["things"])]
+    for group in NOUNS
 }
-MOODS = ("müde", "fröhlich", "traurig", "hungrig", "glücklich")  # for "weil das Kind müde ist"
-
-VERBS = lexicon(
-    verbs,
-    """
-    [transitive] tragen trägt getragen = wear/worn: clothes!;
-        waschen wäscht gewaschen = wash: clothes! vehicle;
-        an|probieren probiert anprobiert = try on: clothes!;
-        aus|ziehen zieht ausgezogen = take/taken off: clothes!;
-        werfen wirft geworfen = throw/thrown: toy; fangen fängt gefangen = catch/caught: toy;
-        essen isst gegessen = eat/eaten: food; probieren probiert probiert = taste: food;
-        schneiden schneidet geschnitten = cut/cut: food;
-        kaufen kauft gekauft = buy/bought: food clothes! text;
-        verkaufen verkauft verkauft = sell/sold: clothes! food instrument!;
-        suchen sucht gesucht = look for: tool container toy;
-        verstecken versteckt versteckt = hide/hidden: toy tool container;
-        halten hält gehalten = hold/held: tool toy container instrument!;
-        auf|heben hebt aufgehoben = pick up: tool toy container;
-        hoch|heben hebt hochgehoben = lift: container toy;
-        weg|werfen wirft weggeworfen = throw/thrown away: toy tool text;
-        mit|nehmen nimmt mitgenommen = take/taken along: container tool;
-        aus|packen packt ausgepackt = unpack: container;
-        auf|machen macht aufgemacht = open: container; zu|machen macht zugemacht = close: container;
-        reparieren repariert repariert = repair: vehicle instrument! furniture!;
-        schieben schiebt geschoben = push: vehicle; ziehen zieht gezogen = pull: vehicle;
-        parken parkt geparkt = park: vehicle; lesen liest gelesen = read/read: text;
-        vor|lesen liest vorgelesen = read/read aloud: text;
-        schreiben schreibt geschrieben = write/written: text;
-        stimmen stimmt gestimmt = tune: instrument!;
-        fotografieren fotografiert fotografiert = photograph: building! animal vehicle;
-        malen malt gemalt = paint: building! animal furniture!;
-        an|sehen sieht angesehen = look at: building! animal text;
-        bauen baut gebaut = build/built: building!; besuchen besucht besucht = visit: person;
-        umarmen umarmt umarmt = hug: person; begrüßen begrüßt begrüßt = greet: person;
-        füttern füttert gefüttert = feed/fed: animal;
-        streicheln streichelt gestreichelt = pet: animal;
-        putzen putzt geputzt = clean: furniture! instrument!
-    [helping] helfen hilft geholfen = help: person; danken dankt gedankt = thank: person;
-        folgen folgt *gefolgt = follow: person animal; zu|hören hört zugehört = listen to: person;
-        zu|sehen sieht zugesehen = watch: person animal; zu|winken winkt zugewinkt = wave to: person
-    [giving] geben gibt gegeben = give/given: toy food tool;
-        zeigen zeigt gezeigt = show/shown: tool text container clothes!;
-        bringen bringt gebracht = bring/brought: food tool;
-        leihen leiht geliehen = lend/lent: tool text vehicle;
-        schicken schickt geschickt = send/sent: text
-    [playing] spielen spielt gespielt = play: instrument!; üben übt geübt = practice: instrument!
-    [staying] sitzen sitzt gesessen = sit/sat: person animal;
-        stehen steht gestanden = stand/stood: person animal;
-        schlafen schläft geschlafen = sleep/slept: person animal;
-        warten wartet gewartet = wait: person animal; spielen spielt gespielt = play: person animal;
-        ein|schlafen schläft *eingeschlafen = fall/fallen asleep: person animal;
-        tanzen tanzt getanzt = dance: person; singen singt gesungen = sing/sung: person;
-        lachen lacht gelacht = laugh: person; weinen weint geweint = cry: person;
-        arbeiten arbeitet gearbeitet = work: person; feiern feiert gefeiert = celebrate: person;
-        frühstücken frühstückt gefrühstückt = have/had breakfast: person
-    [moving] gehen geht *gegangen = walk: person animal;
-        zurück|gehen geht *zurückgegangen = walk back: person;
-        rennen rennt *gerannt = run/run: person animal;
-        kommen kommt *gekommen = come/come: person animal;
-        schleichen schleicht *geschlichen = sneak: person animal; eilen eilt *geeilt = hurry: person
-    [lying] liegen liegt gelegen = lie/lain: toy tool text clothes! food toy;
-        stehen steht gestanden = stand/stood: container
-    [laying] legen legt gelegt = lay/laid: toy tool text clothes! food;
-        stellen stellt gestellt = place: container
-""",
-)
-
-PLACES = places("""
-    in in into: m Park park, m Garten garden, m Wald forest, m Zoo zoo, m Hof yard,
-        m Supermarkt supermarket, m Keller basement, f Küche kitchen, f Schule school,
-        f Kirche church, f Stadt city, f Werkstatt workshop, f Bibliothek library,
-        n Museum museum, n Restaurant restaurant, n Krankenhaus hospital,
-        n Wohnzimmer living room, n Dorf village
-    auf in onto: f Wiese meadow
-    auf on onto: f Straße street, f Bühne stage, f Insel island, f Terrasse terrace,
-        m Spielplatz playground
-    auf in onto: m Marktplatz market square
-    auf on onto: m Berg mountain, m Bahnsteig platform, m Balkon balcony, n Dach roof
-    auf in onto: n Feld field
-    an on to: m Strand beach
-    an at to: m See lake, m Fluss river, n Fenster window
-""")
-INDOORS = """
-    Museum Supermarkt Keller Küche Schule Kirche Werkstatt Bibliothek Restaurant Krankenhaus
-    Wohnzimmer Bühne Balkon Fenster Bahnsteig
-"""
-OUTDOORS = tuple(place for place in PLACES if place.noun.singular not in INDOORS.split())
-
-
-SPOTS = word_pairs("auf=on, unter=under, neben=next to, hinter=behind, vor=in front of")
-TIMES = word_pairs("""
-    heute = today, jetzt = now, manchmal = sometimes, am Morgen = in the morning,
-    am Nachmittag = in the afternoon, am Abend = in the evening, im Sommer = in summer,
-    im Winter = in winter, am Sonntag = on Sunday, nach dem Essen = after the meal
-""")
-MANNERS = {
-    "moving": word_pairs("langsam=slowly, leise=quietly, vorsichtig=carefully, plötzlich=suddenly"),
-    "staying": word_pairs("noch=still, wieder=again, oft=often, endlich=finally"),
-}
-SAYING = word_pairs("""
-    glaubt glauben = believes believe, sagt sagen = says say, weiß wissen = knows know,
-    hofft hoffen = hopes hope, sieht sehen = sees see, hört hören = hears hear,
-    denkt denken = thinks think, träumt träumen = dreams dream
-""")
+VERBS = {kind: [Verb(*row) for row in rows] for kind, rows in LEXICON["verbs"].items()}
+PLACES = [Place(*row) for row in LEXICON["places"]]
+OUTDOORS = [place for place in PLACES if place.outdoors]
 
 # Agreement
 
@@ -331,8 +89,7 @@ ARTICLES = {  # nominative, accusative, dative: masculine, feminine, neuter, plu
     "dieser": "dieser diese dieses diese, diesen diese dieses diese, diesem dieser diesem diesen",
     "ein": "ein eine ein, einen eine ein, einem einer einem",
 }
-MANY = "zwei=two, drei=three, vier=four, fünf=five, viele=many, einige=some, mehrere=several"
-QUANTITIES = dict(word_pairs(MANY))  # before plurals
+QUANTITIES = dict(LEXICON["quantities"])  # before plurals
 WORDS_BEFORE = (("ein",) * 4 + ("der", "dieser"), ("der", "dieser", *QUANTITIES))  # one, several
 CONTRACTIONS = {"in dem": "im", "an dem": "am", "in das": "ins", "an das": "ans"}
 
@@ -392,13 +149,6 @@ def prepositional(preposition: str, phrase: Phrase, english: str) -> Phrase:
     start = f"{preposition} {first}"
     german = join_words(CONTRACTIONS.get(start, start), rest)
     return Phrase(german, f"{english} {phrase.english}", phrase.pairs)
-
-
-def place_phrase(place: Place, case: str) -> Phrase:
-    """Being there takes the dative (im Park), going there the accusative (in den Park)."""
-    there = noun_phrase("der", None, place.noun, case, plural=False)
-    english = place.english_at if case == "dative" else place.english_to
-    return prepositional(place.preposition, there, english)
 
 
 # Clauses
@@ -500,7 +250,7 @@ class Dealer:
         if self.chance(describe):
             form = ending(word, case, "p" if plural else noun.gender)
             adjective = self.deal(f"{group} adjective -{form}", ADJECTIVES[group])
-            if (adjective.base, noun.singular) in CLASHES:
+            if noun.singular in LEXICON["clashes"].get(adjective.base, []):
                 adjective = None
         return noun_phrase(word, adjective, noun, case, plural)
 
@@ -510,13 +260,17 @@ class Dealer:
         return phrase._replace(pairs=(*phrase.pairs, (verb.name, phrase.noun.singular)))
 
     def place(self, case: str, group: str = "person") -> Phrase:
-        """A place, to be at (dative) or to go to (accusative); animals stay outdoors."""
+        """A place: im Park (dative), in den Park (accusative); animals stay outdoors."""
         where = OUTDOORS if group == "animal" else PLACES
-        return place_phrase(self.deal(f"place {group} {case}", where), case)
+        place = self.deal(f"place {group} {case}", where)
+        noun = Noun(place.gender, place.name, place.name, "", place.english, "")
+        english = place.english_at if case == "dative" else place.english_to
+        there = noun_phrase("der", None, noun, case, plural=False)
+        return prepositional(place.preposition, there, english)
 
     def spot(self, case: str) -> Phrase:
         """Near a piece of furniture: `unter dem Tisch`, or `unter den Tisch` for going there."""
-        preposition, english = self.deal("spot", SPOTS)
+        preposition, english = self.deal("spot", LEXICON["spots"])
         noun = self.deal("spot noun", NOUNS["furniture"])
         return prepositional(preposition, noun_phrase("der", None, noun, case, False), english)
 
@@ -527,12 +281,13 @@ class Dealer:
             subject = self.phrase(self.deal("lying " + verb.name, verb.groups), "nominative", 0.9)
             return Clause(subject, verb, "present", (self.spot("dative"),))
         tense = self.deal(f"{verb.name} {tenses}", tenses)
-        if kind in MANNERS:  # Zwei Kinder spielen im Park. Der Hund rennt in den Wald
+        if kind in LEXICON["manners"]:  # Zwei Kinder spielen im Park. Der Hund rennt in den Wald
             group = self.deal(f"{kind} {verb.name}", verb.groups)
             subject = self.phrase(group, "nominative", 0.6)
             where = self.place("dative" if kind == "staying" else "accusative", group)
-            often = tense == "present" and self.chance(0.4)
-            manner = self.deal("manner " + kind, MANNERS[kind]) if often else ("", "")
+            manner = ("", "")
+            if tense == "present" and self.chance(0.4):
+                manner = self.deal("manner " + kind, LEXICON["manners"][kind])
             return Clause(subject, verb, tense, (where,), manner)
         if kind == "laying":  # Das Kind legt den Ball unter den Tisch
             middle = (self.object(verb, "accusative", 0.3), self.spot("accusative"))
@@ -576,7 +331,7 @@ def fronted(deal: Dealer) -> Phrase:
         front, english, *_ = deal.place("dative")
         clause = deal.clause(kind, TENSES)
     else:
-        front, english = deal.deal("time", TIMES)
+        front, english = deal.deal("time", LEXICON["times"])
         clause = deal.clause(kind, PRESENT_OR_FUTURE)
     german = verb_second(clause, front)
     return Phrase(german, f"{english}, {english_clause(clause)}", clause.pairs)
@@ -609,7 +364,7 @@ def mood(deal: Dealer) -> Phrase:
     """`das Kind müde ist`: an adjective after its noun. The pair of the two is noted here, too."""
     group = deal.deal("because group", ("person", "person", "animal"))
     who = deal.phrase(group, "nominative", 0.0)
-    how = deal.deal(group + " mood", [a for a in ADJECTIVES[group] if a.base in MOODS])
+    how = deal.deal(group + " mood", [a for a in ADJECTIVES[group] if a.base in LEXICON["moods"]])
     german = f"{who.german} {how.base} {'sind' if who.plural else 'ist'}"
     english = f"{who.english} {'are' if who.plural else 'is'} {how.english}"
     return Phrase(german, english, pairs=((how.base, who.noun.singular),))
@@ -630,11 +385,12 @@ def because(deal: Dealer) -> Phrase:
 
 def saying(deal: Dealer) -> Phrase:
     """`Der Koch glaubt, dass die Suppe ...`: a clause with dass."""
-    german, english = deal.deal("saying", SAYING)
+    one, several, one_english, several_english = deal.deal("saying", LEXICON["saying"])
     who = deal.phrase("person", "nominative", 0.4)
     side = deal.short("side", TENSES)
-    german = f"{who.german} {german.split()[who.plural]}, dass {verb_last(side)}"
-    english = f"{who.english} {english.split()[who.plural]} that {english_clause(side)}"
+    says, says_english = (several, several_english) if who.plural else (one, one_english)
+    german = f"{who.german} {says}, dass {verb_last(side)}"
+    english = f"{who.english} {says_english} that {english_clause(side)}"
     return Phrase(german, english, who.pairs + side.pairs)
 
 

@@ -1,6 +1,6 @@
 """Lines of a file, a pipe or a list of texts, whatever they hold, encoded as a model reads them.
 
-One line in is one line out. Text is UTF-8, UTF-16 or UTF-32.
+One line in is one line out. Text is UTF-8, or UTF-16 or UTF-32 with a mark at its start.
 """
 
 import codecs
@@ -37,21 +37,8 @@ class InputLine:
 
 
 def wide_encoding(head: bytes) -> str | None:
-    """UTF-16 or UTF-32, if a text that begins with `head` is that: by its mark, or without one.
-
-    Without, most letters of such a text are below U+0600: of Latin, Greek, Cyrillic or Hebrew. Two
-    letters of UTF-8, read as one of 16 bits, are above.
-    """
-    for mark, name in MARKS.items():
-        if head.startswith(mark):
-            return name
-    if head.count(0) < 2:
-        return None
-    for name in ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be"):
-        letters = head.decode(name, "ignore")
-        if 2 * sum("\0" < letter < "\u0600" for letter in letters) > len(letters):
-            return name
-    return None
+    """UTF-16 or UTF-32, if a text that begins with `head` is marked as that."""
+    return next((name for mark, name in MARKS.items() if head.startswith(mark)), None)
 
 
 def utf8_chunks(stream: BinaryIO) -> Iterator[bytes]:

@@ -85,7 +85,7 @@ def training_of(
     if device.index is not None and device.type == "cuda":
         torch.cuda.set_device(device)  # a recording is made on the current one
     state = newest_state(lengthen or folder) if lengthen or resume else None
-    before = state.meta["run"].get("step", "eager") if state else None
+    before = state.meta["run"]["step"] if state else None
     config = resolved(config, device, ranks.world, before)
     if config.deterministic and device.type == "cuda":
         ask_for_determinism()

@@ -3,16 +3,14 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from scripts import ch07_multi30k as ch07
-from scripts.book.command import Command, as_typed
-from scripts.book.records import recorded
 from scripts.corpora.multi30k import multi30k
+from scripts.studies.subject import record_command
 
-RECORDED_SIZES = (1024, 2048, 4096, 8192)
-RECORDED_WORDS = ["Hund", "Feuerwehrmann", "Skateboardfahrer", "Regenbogenforelle"]
+SIZES = (1024, 2048, 4096, 8192)  # of the tables of pieces
+WORDS = ["Hund", "Feuerwehrmann", "Skateboardfahrer", "Regenbogenforelle"]
 EVERY = 2900  # a caption from each tenth of the training split
 PICKED = (1691, 5070, 5120, 12678, 15574, 16498, 16663, 25222)  # something is wrong with them
 
@@ -62,16 +60,16 @@ def multi30k_facts() -> dict[str, Any]:
         for split in ("train", "test_2016_flickr")
     )
     both = [text for pair in pairs["train"] for text in pair]
-    bpe = {str(size): ch07.BPETokenizer.train(both, size) for size in RECORDED_SIZES}
-    largest = bpe[str(RECORDED_SIZES[-1])]
+    bpe = {str(size): ch07.BPETokenizer.train(both, size) for size in SIZES}
+    largest = bpe[str(SIZES[-1])]
     return {
         "pairs": {split: len(part) for split, part in pairs.items()},
         "captions": quoted_captions(pairs["train"]),
         "counts": {name: word_counts(texts) for name, texts in train.items()},
         "lengths": {name: length_shares(texts) for name, texts in train.items()},
         "unknown": unknown_words(pairs),
-        "words": RECORDED_WORDS,
-        "pieces": {v: [" ".join(t.pieces(w)) for w in RECORDED_WORDS] for v, t in bpe.items()},
+        "words": WORDS,
+        "pieces": {v: [" ".join(t.pieces(word)) for word in WORDS] for v, t in bpe.items()},
         "tokens": {
             name: {v: round(ch07.tokens_per_sentence(texts, t), 3) for v, t in bpe.items()}
             for name, texts in test.items()
@@ -81,21 +79,7 @@ def multi30k_facts() -> dict[str, Any]:
     }
 
 
-@dataclass
-class CorpusOptions:
-    """What is done with the facts."""
-
-    save: bool = False
-    """Keep them as results/multi30k-corpus.json, which the chapter shows."""
-
-
-def run(options: CorpusOptions) -> None:
-    """Compute what chapter 7 says about Multi30k."""
-    command = as_typed("scripts.studies.corpus", options)
-    recorded("multi30k-corpus", command, multi30k_facts, options.save)
-
-
-main = Command("scripts.studies.corpus", CorpusOptions, run)
+main = record_command("scripts.studies.corpus", "multi30k-corpus", lambda _: multi30k_facts())
 
 if __name__ == "__main__":
     raise SystemExit(main())

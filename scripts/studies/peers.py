@@ -38,7 +38,6 @@ class TorchTransformer(nn.Module):
         self.generator.weight = self.embed[0].lut.weight
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits of every target position."""
         padding = batch.src == PAD
         x = self.body(
             self.embed(batch.src),
@@ -76,7 +75,6 @@ class Marian(nn.Module):
         self.body = MarianMTModel(config)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits of every target position."""
         return self.body(
             input_ids=batch.src,
             attention_mask=(batch.src != PAD).long(),
@@ -100,7 +98,6 @@ class XTransformers(nn.Module):
         self.body.decoder.net.to_logits.weight = self.body.encoder.token_emb.emb.weight
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits of every target position."""
         real = batch.src != PAD
         memory = self.body.encoder(batch.src, mask=real, return_embeddings=True)
         return self.body.decoder.net(

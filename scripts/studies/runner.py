@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from filelock import FileLock
 
 from scripts import runs_folder
-from scripts.book.command import GOES_ON, Command, as_typed
+from scripts.book.command import GOES_ON, Command
 from scripts.book.files import writable, write_whole
 from scripts.book.records import RESULTS, git_commit, load_record, provenance, save_record
 from scripts.ch12_going_fast import keep_memory
@@ -178,8 +178,6 @@ class Hours:
     """No run begins after this many hours. The same command goes on with what is missing."""
     workers: int = 2
     """Runs at once, each on one thread at the lowest priority."""
-    corpus: Literal["sample", "multi30k"] = "multi30k"
-    """What to learn from."""
     save: bool = False
     """Keep the record in results/, and not below the folder of runs."""
 
@@ -191,12 +189,11 @@ def study_command(
 
     def run(options: Hours) -> dict[str, Any]:
         """Train what is missing of a study, as far as the hours allow."""
-        setting = asdict(replace(base, corpus=options.corpus))
-        study = Study(f"{module.rpartition('.')[2]}-{options.corpus}", setting, plan, work)
-        command = as_typed(module, Hours(corpus=options.corpus))  # whatever the hours of each call
+        study = Study(f"{module.rpartition('.')[2]}-{base.corpus}", asdict(base), plan, work)
         folder = RESULTS if options.save else runs_folder() / "results"
         step_back()
         one_thread()  # also here: the record says how many a run had
+        command = f"python -m {module} --save"  # whatever the hours of each call
         return study.go_on(command, folder, options.hours, options.workers)
 
     return Command(module, Hours, run, interrupted=GOES_ON)

@@ -7,7 +7,6 @@ is left for what was chosen here.
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any
 
@@ -22,6 +21,7 @@ from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.fast.translating import DecodeOptions, decode_hypotheses, decode_texts, on_threads
 from scripts.studies.subject import Corpus, Rows, StudyOptions, Texts, encoded, subject_command
 
+SENTENCES = 300  # from the split's start
 BEAMS = (1, 2, 5, 10, 20, 50, 100)
 ALPHAS = (0.0, 0.6)
 SAMPLINGS = (
@@ -83,16 +83,16 @@ def empty_log_probs(trained: Trained, rows: Rows, size: int = 64) -> list[float]
 def widths(trained: Trained, rows: Rows, references: Texts, best: Best) -> list[dict[str, Any]]:
     """A row of the record for each beam and α.
 
-    `empty` is the share of outputs without a token, `empty_likelier` that of sentences whose empty
-    output has a higher probability than the chosen one.
+    `empty_likelier` is the share of sentences whose empty output has a higher probability than the
+    chosen one.
     """
     nothing, table = empty_log_probs(trained, rows), []
     for (beam, alpha), some in best.items():
         likelier = [empty > h.log_prob + 1e-4 for empty, h in zip(nothing, some, strict=True)]
         row = {"beam": beam, "alpha": alpha} | scores_of(texts_of(trained, some), references)
         row["log_prob"] = round(sum(h.log_prob for h in some) / len(some), 3)
-        row["empty"] = round(sum(not h.ids for h in some) / len(some), 4)
-        table.append(row | {"empty_likelier": round(sum(likelier) / len(some), 4)})
+        row["empty_likelier"] = round(sum(likelier) / len(some), 4)
+        table.append(row)
     return table
 
 
@@ -113,9 +113,8 @@ def samplings(trained: Trained, rows: Rows, references: Texts) -> list[dict[str,
     for settings in tqdm(SAMPLINGS, desc="samplings"):
         draws = drawn_texts(trained, rows, range(DRAWS), **settings)
         scores = [scores_of(texts, references) for texts in draws]
-        bleus = [score["bleu"] for score in scores]
         means = {key: round(sum(s[key] for s in scores) / DRAWS, 2) for key in ("bleu", "chrf2")}
-        table.append(settings | means | {"lowest": min(bleus), "highest": max(bleus)})
+        table.append(settings | means)
     return table
 
 
@@ -128,9 +127,7 @@ def least_risk(trained: Trained, rows: Rows, references: Texts) -> list[dict[str
     table = []
     for count in tqdm(CANDIDATES, desc="votes"):
         chosen = [mbr_choice(texts[:count], utility) for texts in by_source]
-        different = sum(len(set(texts[:count])) for texts in by_source) / len(by_source)
-        row = {"samples": count, "different": round(different, 1)}
-        table.append(row | scores_of(chosen, references))
+        table.append({"samples": count} | scores_of(chosen, references))
     return table
 
 
@@ -145,21 +142,12 @@ def example(outputs: dict[str, list[str]]) -> dict[str, Any]:
     return {"line": line + 1} | {name: texts[line] for name, texts in outputs.items()}
 
 
-@dataclass
-class SearchesOptions(StudyOptions):
-    """Whose validation split is translated, and by which model."""
-
-    sentences: int = 300
-    """How many, from the split's start."""
-
-
-def compare_searches(trained: Trained, corpus: Corpus, options: SearchesOptions) -> dict[str, Any]:
+def compare_searches(trained: Trained, corpus: Corpus, options: StudyOptions) -> dict[str, Any]:
     """All that the record says about the searches."""
-    pairs = corpus["val"][: options.sentences]
+    pairs = corpus["val"][: options.sentences or SENTENCES]
     rows, references = encoded(trained, pairs)
     best = searched(trained, rows, BEAMS, ALPHAS)
-    quoted = {"greedy": (1, 0.0), "beam 5, alpha 0.6": (5, 0.6)}
-    quoted[f"beam {max(BEAMS)}, alpha 0"] = max(BEAMS), 0.0
+    quoted = {"greedy": (1, 0.0), "beam 5, alpha 0.6": (5, 0.6), "beam 100, alpha 0": (100, 0.0)}
     return {
         "split": "val",
         "sentences": len(pairs),
@@ -170,7 +158,7 @@ def compare_searches(trained: Trained, corpus: Corpus, options: SearchesOptions)
     }
 
 
-main = subject_command("scripts.studies.searches", "searches", compare_searches, SearchesOptions)
+main = subject_command("scripts.studies.searches", "searches", compare_searches)
 
 if __name__ == "__main__":
     raise SystemExit(main())

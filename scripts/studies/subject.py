@@ -1,9 +1,9 @@
-"""What studies of one trained model share: their options, their texts, and their record."""
+"""What commands share that measure what a chapter shows, most of them about chapter 9's model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 from scripts.book.command import Command, as_typed
 from scripts.book.records import recorded, sha256
@@ -19,17 +19,19 @@ Corpus = dict[str, list[tuple[str, str]]]
 
 
 @dataclass
-class StudyOptions:
-    """What is translated, and by which model."""
+class SaveOptions:
+    """What is done with the record."""
 
-    model: str | None = None
-    """A model's folder; by default chapter 9's."""
-    corpus: Literal["sample", "multi30k"] = "multi30k"
-    """What to translate."""
+    save: bool = False
+    """Keep it in results/, where the chapter finds it, instead of printing it."""
+
+
+@dataclass
+class StudyOptions(SaveOptions):
+    """How much of Multi30k is translated."""
+
     sentences: int | None = None
     """Only this many, from a split's start."""
-    save: bool = False
-    """Keep the result in results/, where the chapter finds it."""
 
 
 def encoded(trained: Trained, pairs: Pairs) -> tuple[Rows, Texts]:
@@ -38,29 +40,34 @@ def encoded(trained: Trained, pairs: Pairs) -> tuple[Rows, Texts]:
     return rows, [reference for _, reference in pairs]
 
 
-def subject_command(
+def record_command(
     module: str,
     name: str,
-    study: Callable[[Trained, Corpus, Any], dict[str, Any]],
-    options_type: type = StudyOptions,
+    measure: Callable[[Any], dict[str, Any]],
+    options_type: type = SaveOptions,
+    interrupted: str = "interrupted",
 ) -> Command:
-    """The command whose record, NAME-CORPUS, says what study(trained, corpus, options) finds."""
+    """The command of the module whose record, NAME, says what `measure` finds with its options."""
 
-    def run(options: StudyOptions) -> dict[str, Any]:
-        """Measure what a chapter says about a trained model."""
-        folder = Path(options.model or STUDIED)
+    def run(options: SaveOptions) -> dict[str, Any]:
+        """Measure what a chapter shows."""
+        return recorded(name, as_typed(module, options), partial(measure, options), options.save)
 
-        def measure() -> dict[str, Any]:
-            trained = open_model(ModelOptions(model=str(folder), device="cpu"))
-            return {
-                "model": folder.resolve().name,
-                "weights_sha256": sha256(folder / "model.safetensors"),
-                "corpus": options.corpus,
-                **study(trained, load_corpus(options.corpus), options),
-            }
+    return Command(module, options_type, run, interrupted=interrupted)
 
-        return recorded(
-            f"{name}-{options.corpus}", as_typed(module, options), measure, options.save
-        )
 
-    return Command(module, options_type, run)
+def subject_command(
+    module: str, name: str, study: Callable[[Trained, Corpus, StudyOptions], dict[str, Any]]
+) -> Command:
+    """The command whose record, NAME-multi30k, says what `study` finds about chapter 9's model."""
+
+    def measure(options: StudyOptions) -> dict[str, Any]:
+        trained = open_model(ModelOptions(model=str(STUDIED), device="cpu"))
+        return {
+            "model": STUDIED.name,
+            "weights_sha256": sha256(STUDIED / "model.safetensors"),
+            "corpus": "multi30k",
+            **study(trained, load_corpus("multi30k"), options),
+        }
+
+    return record_command(module, f"{name}-multi30k", measure, StudyOptions)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import tomllib
+from pathlib import Path
 
 from scripts import Late
-from scripts.book.charts import GREY
+from scripts.book.look import GREY
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -20,7 +22,8 @@ LOOKS |= {"pale plain": {"color": "white"}, "pale name": BOLD | {"color": "white
 class Diagram:
     """Boxes, arrows along given points, and words, on a canvas in pixels, y upwards."""
 
-    def __init__(self):
+    def __init__(self, width: int, height: int):
+        self.width, self.height = width, height
         self.boxes, self.arrows, self.words = [], [], []
 
     def box(
@@ -44,9 +47,10 @@ class Diagram:
         """A text at (x, y), in one of the LOOKS."""
         self.words.append({"x": x, "y": y, "text": text, "look": look})
 
-    def chart(self, width: int, height: int) -> alt.LayerChart:
-        x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, width], nice=False))
-        y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[-6, height], nice=False))
+    def chart(self) -> alt.LayerChart:
+        """The diagram as a chart."""
+        x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, self.width], nice=False))
+        y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[-6, self.height], nice=False))
         boxes = pd.DataFrame(self.boxes)[["x", "x2", "y", "y2", "fill"]].replace({"fill": FILLS})
         rects = alt.Chart(boxes).mark_rect(stroke=GREY, strokeWidth=1, cornerRadius=4)
         points = [
@@ -65,7 +69,16 @@ class Diagram:
         for look, words in pd.DataFrame(self.words).groupby("look", sort=False):
             texts = alt.Chart(words[["x", "y", "text"]]).mark_text(**LOOKS[look])
             layers.append(texts.encode(x, y, text="text:N"))
-        return alt.layer(*layers).properties(width=width, height=height + 6)
+        return alt.layer(*layers).properties(width=self.width, height=self.height + 6)
+
+
+def drawn(name: str) -> Diagram:
+    """A diagram of diagrams.toml, part by part."""
+    picture = tomllib.loads(Path(__file__).with_name("diagrams.toml").read_text("utf-8"))[name]
+    diagram = Diagram(*picture["size"])
+    for kind, *place in picture["parts"]:
+        getattr(diagram, kind)(*place)
+    return diagram
 
 
 def tip(before: tuple[float, float], end: tuple[float, float]) -> dict[str, float]:

@@ -9,95 +9,16 @@ import numpy as np
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import GREY, INK, LOG, PALE, PALETTE, heatmap, lines, named, rounded
-from scripts.book.figures.diagram import Diagram
+from scripts.book.charts import heatmap, lines, named, rounded
+from scripts.book.figures.diagram import Diagram, drawn
+from scripts.book.look import GREY, INK, LOG, PALE, PALETTE
 
 alt, pd = Late("altair"), Late("pandas")
 
 
-WIDTH, HEIGHT = 760, 764
-
-
-class Architecture(Diagram):
-    """A diagram of wide boxes with notes, and the two pieces that both columns have."""
-
-    def tall(self, x: float, y: float, name: str, fill: str, note: str, half=100.0) -> None:
-        """A box with a note."""
-        self.box(x, y, name, fill, half, height=40, note=note)
-
-    def sublayer(self, x: float, start: float, y: float, fill: str, name: str, note: str) -> float:
-        """A box with its residual connection and its add & norm; returns where the road goes on."""
-        self.tall(x, y, name, fill, note)
-        self.box(x, y + 56, "add & norm · ch. 4, 5", "pink", 100, height=28)
-        self.arrow((x, start), (x, y - 2))
-        self.arrow((x, y + 40), (x, y + 54))
-        side = x + 112
-        self.arrow((x, y - 16), (side, y - 16), (side, y + 70), (x + 102, y + 70))
-        return y + 84
-
-    def inputs(self, x: float, name: str, shape: str, after: str) -> None:
-        """The road from ids to vectors with positions."""
-        self.tall(x, 0, name, "grey", shape)
-        self.tall(x, 64, "Embedding × √D", "grey", "chapter 3")
-        self.tall(x, 128, "+ positions", "grey", "chapter 3")
-        self.arrow((x, 40), (x, 62))
-        self.arrow((x, 104), (x, 126))
-        self.word(x + 8, 180, after, "beside")
-
-
-def draw_encoder(to: Architecture) -> None:
-    """The left column."""
-    to.inputs(220, "German ids", "(B, S)", "(B, S, D)")
-    to.box(222, 196, "", "frame", 124, height=250)
-    note = "weights (B, H, S, S) · ch. 1, 2"
-    road = to.sublayer(220, 168, 240, "blue", "Self-attention", note)
-    road = to.sublayer(220, road, road + 26, "orange", "Feed-forward", "D → d_ff → D · ch. 4")
-    to.tall(220, 486, "Memory", "green", "(B, S, D), from the last layer")
-    to.arrow((220, road), (220, 484))
-    to.word(98, 458, "Encoder", "heading")
-    to.word(68, 398, "N ×", "times")
-    to.tall(46, 240, "no padding", "dark", "(B, 1, S)", half=42)
-    to.arrow((88, 260), (118, 260))
-
-
-def draw_decoder(to: Architecture) -> None:
-    """The right column, and the road from the memory to it."""
-    to.inputs(580, "English ids so far", "(B, T)", "(B, T, D)")
-    to.box(582, 196, "", "frame", 124, height=360)
-    note = "weights (B, H, T, T) · ch. 1, 2"
-    road = to.sublayer(580, 168, 240, "blue", "Causal self-attention", note)
-    cross, note = road + 26, "weights (B, H, T, S) · ch. 2"
-    road = to.sublayer(580, road, cross, "green", "Cross-attention", note)
-    road = to.sublayer(580, road, road + 26, "orange", "Feed-forward", "D → d_ff → D · ch. 4")
-    to.tall(580, 590, "Generator", "grey", "linear, D → V · ch. 4")
-    to.tall(580, 654, "Softmax", "grey", "ch. 1")
-    to.tall(580, 718, "p(next token)", "grey", "(B, T, V)")
-    to.arrow((580, road), (580, 588))
-    to.arrow((580, 630), (580, 652))
-    to.arrow((580, 694), (580, 716))
-    to.word(588, 568, "(B, T, D)", "beside")
-    to.word(588, 642, "logits (B, T, V)", "beside")
-    to.word(458, 568, "Decoder", "heading")
-    to.word(728, 508, "× N", "times")
-    to.tall(400, 240, "no future", "dark", "(B, T, T)", half=42)
-    to.arrow((442, 260), (478, 260))
-    to.tall(400, cross - 16, "no padding", "dark", "(B, 1, S)", half=42)
-    to.arrow((442, cross + 8), (478, cross + 8))
-    to.arrow((320, 506), (400, 506), (400, cross + 32), (478, cross + 32))
-    to.word(364, 516, "keys, values", "beside")
-
-
-def architecture() -> Architecture:
-    """The whole Transformer, encoder left and decoder right (the paper's Figure 1)."""
-    drawn = Architecture()
-    draw_encoder(drawn)
-    draw_decoder(drawn)
-    return drawn
-
-
 def architecture_chart() -> alt.LayerChart:
-    """The drawing of `architecture`."""
-    return architecture().chart(WIDTH, HEIGHT)
+    """The whole Transformer, encoder left and decoder right (the paper's Figure 1)."""
+    return drawn("architecture").chart()
 
 
 def hand_chart(
@@ -142,12 +63,11 @@ def saturation_chart(
     frame = pd.DataFrame(weights.numpy(), columns=names).assign(spread=spread.numpy())
     long = frame.melt("spread", var_name="key", value_name="weight")
     slopes = frame.assign(slope=slope.numpy())
-    look = {"x_title": "spread of the scores (log scale)", "width": 270}
-    curves = [
-        lines(long, "spread", "weight", "key", **look),
-        lines(slopes, "spread", "slope", y_title="slope left, Σ w(1 − w)", **look),
-    ]
-    curves[1] = curves[1].encode(color=alt.value(PALETTE[-1]))
+    x = alt.X("spread:Q", title="spread of the scores (log scale)").scale(domain=[0.1, 32], **LOG)
+    x = x.axis(values=[0.1, 0.3, 1, 3, 10, 30], format="~g")
+    sharp = lines(long, "spread", "weight", "key", width=270)
+    learning = lines(slopes, "spread", "slope", y_title="slope left, Σ w(1 − w)", width=270)
+    curves = [sharp, learning.encode(color=alt.value(PALETTE[-1]))]
 
     marks = pd.DataFrame({"spread": [1.0, wide], "label": ["divided", "not divided"]})
     rule = alt.Chart(rounded(marks)).encode(x="spread:Q")
@@ -156,9 +76,7 @@ def saturation_chart(
     label = label.encode(text="label:N")
     panels = []
     for chart, height in zip(curves, (30, 0), strict=True):  # where no curve passes
-        chart.encoding.x.scale = alt.Scale(domain=[0.1, 32], **LOG)
-        chart.encoding.x.axis = alt.Axis(values=[0.1, 0.3, 1, 3, 10, 30], format="~g")
-        panels.append(chart + dashes + label.encode(y=alt.value(height)))
+        panels.append(chart.encode(x) + dashes + label.encode(y=alt.value(height)))
     return alt.hconcat(*panels)
 
 
@@ -281,50 +199,31 @@ def clocks(table: Tensor, pairs: tuple[int, ...], step: int) -> alt.FacetChart:
 
 def stacks(N: int = 6) -> alt.LayerChart:
     """The two stacks of N layers each, and the memory that every decoder layer reads (Figure 1)."""
-    drawn, top = Diagram(), 40 + 34 * N  # where the last layer is
+    top = 40 + 34 * N  # where the last layer is
+    diagram = Diagram(490, top + 104)
     for x, side, ids, fill in (
         (85, "encoder", "source ids (B, S)", "blue"),
         (405, "decoder", "target ids (B, T)", "orange"),
     ):
-        drawn.box(x, 0, ids, "grey")
-        drawn.box(x, 40, "embedding + position", "grey")
-        drawn.arrow((x, 22), (x, 38))
+        diagram.box(x, 0, ids, "grey")
+        diagram.box(x, 40, "embedding + position", "grey")
+        diagram.arrow((x, 22), (x, 38))
         for n in range(1, N + 1):
-            drawn.box(x, 40 + 34 * n, f"{side} layer {n}", fill)
-            drawn.arrow((x, 28 + 34 * n), (x, 38 + 34 * n))
-        drawn.arrow((x, top + 22), (x, top + 32))
-    drawn.box(85, top + 34, "memory (B, S, D)", "green")
+            diagram.box(x, 40 + 34 * n, f"{side} layer {n}", fill)
+            diagram.arrow((x, 28 + 34 * n), (x, 38 + 34 * n))
+        diagram.arrow((x, top + 22), (x, top + 32))
+    diagram.box(85, top + 34, "memory (B, S, D)", "green")
     for n in range(1, N + 1):
-        drawn.arrow((165, top + 45), (245, top + 45), (245, 51 + 34 * n), (322, 51 + 34 * n))
-    drawn.box(405, top + 34, "generator", "grey")
-    drawn.box(405, top + 74, "logits (B, T, V)", "grey")
-    drawn.arrow((405, top + 56), (405, top + 72))
-    return drawn.chart(490, top + 104)
+        diagram.arrow((165, top + 45), (245, top + 45), (245, 51 + 34 * n), (322, 51 + 34 * n))
+    diagram.box(405, top + 34, "generator", "grey")
+    diagram.box(405, top + 74, "logits (B, T, V)", "grey")
+    diagram.arrow((405, top + 56), (405, top + 72))
+    return diagram.chart()
 
 
 def wirings() -> alt.LayerChart:
     """An encoder layer in post-norm and in pre-norm: each sublayer, its norm, and the road of x."""
-    drawn = Diagram()
-    orders = {
-        "post-norm (paper)": ("sublayer", "add", "norm"),
-        "pre-norm": ("norm", "sublayer", "add"),
-    }
-    for x, (title, order) in zip((95, 295), orders.items(), strict=True):
-        drawn.box(x, 0, "x (B, T, D)", "grey", 58)
-        y = 40
-        for sublayer in ("self-attention", "feed-forward"):
-            branch = y - 9
-            for kind in order:
-                text = {"sublayer": sublayer, "add": "+", "norm": "LayerNorm"}[kind]
-                fill = {"sublayer": "blue", "add": "white", "norm": "pink"}[kind]
-                drawn.box(x, y, text, fill, 12 if kind == "add" else 58)
-                drawn.arrow((x, y - (18 if y == 40 else 12)), (x, y - 2))
-                if kind == "add":
-                    drawn.arrow((x, branch), (x + 76, branch), (x + 76, y + 11), (x + 15, y + 11))
-                y += 34
-        drawn.arrow((x, y - 12), (x, y + 4))
-        drawn.word(x, y + 19, title)
-    return drawn.chart(390, y + 34)
+    return drawn("wirings").chart()
 
 
 def decades(

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import LOG, lines, long, panels, rounded, titled
+from scripts.book.charts import lines, long, panels, rounded, titled
+from scripts.book.look import LOG, SEQUENTIAL
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -29,14 +30,12 @@ def gates_chart(z: Tensor, curves: Mapping[str, Tensor]) -> alt.TopLevelMixin:
 
 def sharpness_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     """The largest attention weight as the weights of query and key are multiplied."""
-    titles = {"x_title": "query's and key's weights, times", "y_title": "largest weight"}
-    look = {"points": True, "zero": True, "log_x": True, "height": 220}
-    chart = lines(frame, "times", "weight", "attention", **titles, **look)
     times = sorted(set(frame["times"]))
-    chart.encoding.x.scale = alt.Scale(domain=[times[0], times[-1]], **LOG)
-    chart.encoding.x.axis = alt.Axis(values=times)
+    x = alt.X("times:Q", title="query's and key's weights, times").axis(values=times)
+    look = {"y_title": "largest weight", "points": True, "zero": True, "height": 220}
+    chart = lines(frame, "times", "weight", "attention", **look)
     return titled(
-        chart,
+        chart.encode(x.scale(domain=[times[0], times[-1]], **LOG)),
         "QK-norm keeps attention as soft as it was",
         "The largest weight of each of 32 random words, averaged, as the query's and key's weights "
         "grow. Without a norm softmax settles on one word; with it the weights' size can't "
@@ -60,12 +59,10 @@ def cache_growth_chart(lengths: Sequence[int], mib: Mapping[str, Sequence[float]
     """What a layer keeps, a curve for each kind: MiB after so many tokens."""
     table = {kind: dict(zip(lengths, sizes, strict=True)) for kind, sizes in mib.items()}
     frame = long(table, "kind", "tokens", "MiB")
-    names = {"x_title": "tokens read", "y_title": "kept by one layer, MiB"}
-    chart = lines(frame, "tokens", "MiB", "kind", zero=True, **names)
-    chart.encoding.x.scale = alt.Scale(domain=[0, lengths[-1]], nice=False)
-    chart.encoding.x.axis = alt.Axis(tickCount=5, format=",d")
+    chart = lines(frame, "tokens", "MiB", "kind", zero=True, y_title="kept by one layer, MiB")
+    x = alt.X("tokens:Q", title="tokens read").scale(domain=[0, lengths[-1]], nice=False)
     return titled(
-        chart,
+        chart.encode(x.axis(tickCount=5, format=",d")),
         "What one layer keeps while it reads",
         "8 heads of 64 at two bytes a number; 2 groups, latents of 256 + 32, a window of 1,024. "
         "Three of them grow with the text, at different slopes. A window stops growing when it is "
@@ -87,13 +84,11 @@ def reach_chart(reaches: Mapping[str, Tensor]) -> alt.ConcatChart:
 def recall_chart(recalled: Mapping[int, Mapping[str, float]]) -> alt.Chart:
     """Error of what is read back over the number of pairs, a curve for each memory."""
     frame = long(recalled, "pairs", "memory", "error")
-    names = {"x_title": "pairs written", "y_title": "relative error of what is read"}
-    chart = lines(frame, "pairs", "error", "memory", zero=True, points=True, **names)
-    pairs = sorted(recalled)
-    chart.encoding.x.scale = alt.Scale(domain=[0, pairs[-1]], nice=False)
-    chart.encoding.x.axis = alt.Axis(values=pairs)
+    look = {"y_title": "relative error of what is read", "zero": True, "points": True}
+    chart = lines(frame, "pairs", "error", "memory", **look)
+    x = alt.X("pairs:Q", title="pairs written").axis(values=sorted(recalled))
     return titled(
-        chart,
+        chart.encode(x.scale(domain=[0, max(recalled)], nice=False)),
         "A small memory fills up",
         "Pairs of random keys and values in 16 dimensions, all read back; means of 20 draws. "
         "A state has 16 × 16 numbers, however many pairs come. The best one holds 16 pairs; both "
@@ -104,13 +99,12 @@ def recall_chart(recalled: Mapping[int, Mapping[str, float]]) -> alt.Chart:
 def kept_for_backward_chart(mib: Mapping[str, Mapping[int, float]]) -> alt.Chart:
     """MiB that autograd keeps over the length, a curve for each way to compute attention."""
     frame = long(mib, "way", "n", "MiB")
-    names = {"x_title": "length", "y_title": "kept for backward, MiB"}
-    chart = lines(frame, "n", "MiB", "way", log_x=True, log_y=True, points=True, **names)
     lengths = sorted(frame["n"].unique().tolist())
-    chart.encoding.x.scale = alt.Scale(domain=[lengths[0], lengths[-1]], **LOG)
-    chart.encoding.x.axis = alt.Axis(values=lengths, format=",d")
+    x = alt.X("n:Q", title="length").scale(domain=[lengths[0], lengths[-1]], **LOG)
+    y = alt.Y("MiB:Q", title="kept for backward, MiB").scale(type="log")
+    chart = lines(frame, "n", "MiB", "way", points=True)
     return titled(
-        chart,
+        chart.encode(x.axis(values=lengths, format=",d"), y),
         "The matrix that is never stored",
         "Causal attention with 8 heads of 64, float32. The textbook keeps the T × T weights for "
         "the way back. With tiles only q, k, v, the outputs and one number a query remain. "
@@ -118,16 +112,7 @@ def kept_for_backward_chart(mib: Mapping[str, Mapping[int, float]]) -> alt.Chart
     )
 
 
-RANK_SHADES = [
-    "#08306B",
-    "#2171B5",
-    "#6BAED6",
-    "#C6DBEF",
-    "#FDD0A2",
-    "#FDAE6B",
-    "#F16913",
-    "#8C2D04",
-]
+RANK_SHADES = [*SEQUENTIAL[:0:-1], "#FDD0A2", "#FDAE6B", "#F16913", "#8C2D04"]  # blue to brown
 
 
 def routing_chart(histories: Mapping[str, Tensor]) -> alt.FacetChart:

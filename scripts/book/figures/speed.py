@@ -8,22 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import (
-    GREY,
-    INK,
-    LOG,
-    PALE,
-    PALETTE,
-    bar_axis,
-    bars,
-    colored,
-    heatmap,
-    lines,
-    long,
-    rounded,
-    titled,
-)
-from scripts.book.figures.diagram import Diagram
+from scripts.book.charts import bars, heatmap, lines, long, rounded, titled
+from scripts.book.figures.diagram import drawn
+from scripts.book.look import GREY, INK, LOG, PALE, PALETTE, bar_axis, colored
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -39,17 +26,12 @@ def flops_chart(shares: dict[str, float]) -> alt.TopLevelMixin:
     )
 
 
-def _axes() -> list[alt.X | alt.Y]:
-    """The two logarithmic axes that every roofline here has."""
+def roofline_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """Speed over arithmetic intensity of the recorded operations, under the machine's two roofs."""
     x = alt.X("intensity:Q", title="arithmetic intensity: FLOPs per byte")
     x = x.scale(domain=[0.02, 300], **LOG).axis(values=[0.1, 1, 10, 100], format="~g")
     y = alt.Y("speed:Q", title="speed: billion FLOP/s")
     y = y.scale(domain=[0.2, 1000], **LOG).axis(values=[1, 10, 100, 1000], format="~g")
-    return [x, y]
-
-
-def roofline_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Speed over arithmetic intensity of the recorded operations, under the machine's two roofs."""
     rate, bandwidth = record["matrix_rate"], record["bandwidth"]
     roof = pd.DataFrame({"intensity": [0.02, rate / bandwidth, 300.0]})
     roof["speed"] = (roof["intensity"] * bandwidth).clip(upper=rate) / 1e9
@@ -61,8 +43,8 @@ def roofline_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     shown = rounded(frame[["operation", "label", "intensity", "speed"]])
     dots = alt.Chart(shown).mark_point(filled=True, size=70, opacity=1, color=PALETTE[0])
     layers = [
-        alt.Chart(rounded(roof)).mark_line(color=GREY).encode(*_axes()),
-        dots.encode(*_axes(), tooltip=["operation", "intensity", "speed"]),
+        alt.Chart(rounded(roof)).mark_line(color=GREY).encode(x, y),
+        dots.encode(x, y, tooltip=["operation", "intensity", "speed"]),
     ]
     high = shown["label"].str.startswith("Q, K, V")
     right = (shown["intensity"] > 10) & ~high  # labels stay inside the picture
@@ -74,7 +56,7 @@ def roofline_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
         (~right & ~high & ~above, {"align": "left", "dx": 9, "dy": 6}),
     ):
         text = alt.Chart(rounded(shown[rows])).mark_text(lineBreak="\n", fontSize=12, **place)
-        layers.append(text.encode(*_axes(), text="label:N"))
+        layers.append(text.encode(x, y, text="label:N"))
     return titled(
         alt.layer(*layers).properties(width=520, height=340),
         "Products reach 30 to 60% of the roof; dropout and the loss stay far below it",
@@ -341,35 +323,8 @@ def decoding_account_chart(record: dict[str, Any], program: str) -> alt.TopLevel
 
 def two_graphs() -> alt.TopLevelMixin:
     """The encoder's graph, run once, and the step's graph, which the host runs again and again."""
-    drawn, left = Diagram(), 92
-    drawn.box(36, 24, "src (B, S)", "grey", 32)
-    drawn.box(134, 24, "src_mask (B, 1, S)", "grey", 56)
-    drawn.arrow((36, 46), (36, 78))
-    drawn.arrow((134, 46), (134, 78))
-    drawn.box(left, 80, "encoder.onnx", "blue", 84)
-    drawn.arrow((left, 102), (left, 134))
-    drawn.box(left, 136, "cross (N, 2, B, H, S, d_k)", "green", 84)
-    drawn.word(left, 235, "once for a batch")
-    drawn.arrow((176, 147), (208, 147), (208, 97), (228, 97))
-    drawn.arrow((190, 35), (208, 35), (208, 85), (228, 85))
-
-    drawn.box(282, 24, "tokens (R, 1)", "grey", 52)
-    drawn.box(394, 24, "position (1,)", "grey", 48)
-    drawn.box(542, 24, "past (N, 2, R, H, T, d_k)", "green", 86)
-    for x in (282, 394, 542):
-        drawn.arrow((x, 46), (x, 78))
-    drawn.box(429, 80, "decoder_step.onnx", "orange", 199)
-    for x in (282, 542):
-        drawn.arrow((x, 102), (x, 134))
-    drawn.box(282, 136, "logits (R, V)", "grey", 52)
-    drawn.box(542, 136, "present (N, 2, R, H, T+1, d_k)", "green", 96)
-    drawn.arrow((282, 158), (282, 190))
-    drawn.box(282, 192, "the host chooses", "pink", 56)
-    drawn.word(429, 235, "once for every token")
-    drawn.arrow((638, 147), (650, 147), (650, 35), (630, 35))  # present becomes past
-    drawn.arrow((338, 203), (664, 203), (664, 6), (282, 6), (282, 22))  # the token, read back
     return titled(
-        drawn.chart(672, 250),
+        drawn("two_graphs").chart(),
         "Two graphs, and a loop that belongs to neither",
         "Read upwards. Left: once for a batch. Right: once for every token. Two things go round: "
         "the token, which the host chooses, and past, which is the last step's present. Blue and "

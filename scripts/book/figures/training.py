@@ -11,22 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import (
-    GREY,
-    INK,
-    LOG,
-    PALETTE,
-    bar_axis,
-    bars,
-    colored,
-    heatmap,
-    lines,
-    long,
-    named,
-    rounded,
-    row_axis,
-    titled,
-)
+from scripts.book.charts import bars, heatmap, lines, long, named, rounded, titled
+from scripts.book.look import GREY, INK, LOG, PALETTE, bar_axis, colored, row_axis
 from scripts.book.records import load_record
 
 alt, pd = Late("altair"), Late("pandas")
@@ -51,10 +37,10 @@ def learning_curves(
         for end in range(every, len(values) + 1, every):
             means[name][end] = sum(values[end - every : end]) / every
     frame = long(means, "name", "step", "value")
-    drawn = lines(frame, "step", "value", "name", y_title=y_title, log_y=log_y, zero=not log_y)
+    drawn = lines(frame, "step", "value", "name", y_title=y_title, zero=True)
     if log_y:
-        drawn.encoding.y.scale = alt.Scale(type="log", nice=False, domainMin=1)
-        drawn.encoding.y.axis = alt.Axis(values=[1, 2, 5, 10, 20, 50])
+        y = alt.Y("value:Q", title=y_title).axis(values=[1, 2, 5, 10, 20, 50])
+        drawn = drawn.encode(y.scale(domainMin=1, **LOG))
     rules = pd.DataFrame((marks or {}).items(), columns=["mark", "height"]).round(4)
     base = alt.Chart(rules).encode(y="height:Q")
     dashes = base.mark_rule(strokeDash=[4, 4], color=GREY)
@@ -65,20 +51,17 @@ def learning_curves(
 def length_curves(shares: Mapping[str, Mapping[str, float]]) -> alt.Chart:
     """A curve for each language: the share of captions over their number of words."""
     frame = long(shares, "language", "words", "share").astype({"words": int})
-    names = {"x_title": "words in a caption", "y_title": "share of training captions"}
-    chart = lines(frame, "words", "share", "language", zero=True, **names)
-    chart.encoding.y.axis = alt.Axis(format=".0%", tickCount=5)
-    return chart
+    y = alt.Y("share:Q", title="share of training captions").scale(zero=True)
+    chart = lines(frame, "words", "share", "language", x_title="words in a caption")
+    return chart.encode(y.axis(format=".0%", tickCount=5))
 
 
 def size_curves(frame: pd.DataFrame) -> alt.Chart:
     """Tokens per sentence over the vocabulary's size: a curve for each value of "text"."""
-    names = {"x_title": "entries in the vocabulary (V)", "y_title": "tokens per test sentence"}
-    chart = lines(frame, "V", "tokens", "text", log_x=True, zero=True, points=True, **names)
-    chart.encoding.x.scale = alt.Scale(type="log", domain=[100, 10_000])
-    chart.encoding.x.axis = alt.Axis(values=[125, 250, 500, 1000, 2000, 4000, 8000])
-    chart.encoding.y.axis = alt.Axis(tickCount=5)
-    return chart
+    x = alt.X("V:Q", title="entries in the vocabulary (V)").scale(type="log", domain=[100, 10_000])
+    x = x.axis(values=[125, 250, 500, 1000, 2000, 4000, 8000])
+    y = alt.Y("tokens:Q", title="tokens per test sentence").scale(zero=True).axis(tickCount=5)
+    return lines(frame, "V", "tokens", "text", points=True).encode(x, y)
 
 
 def two_batches(masks: Mapping[str, Any]) -> alt.HConcatChart:
@@ -104,13 +87,10 @@ TREE_STEP = 124  # pixels from one step of a beam's tree to the next
 def beam_tree(weighed: pd.DataFrame) -> pd.DataFrame:
     """Where to draw each candidate of a beam by hand: step x and row y, and those of its parent."""
     weighed = weighed.set_index("words")
-    children: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-    for words in weighed.index:
-        children.setdefault(words[:-1], []).append(words)
     row, leaves = {}, itertools.count()
 
     def settle(words: tuple[str, ...]) -> float:
-        below = [settle(child) for child in children.get(words, [])]
+        below = [settle(child) for child in weighed.index if child[:-1] == words]
         row[words] = sum(below) / len(below) if below else float(next(leaves))
         return row[words]
 
@@ -230,17 +210,16 @@ def history_chart(name: str, title: str, caption: str) -> alt.HConcatChart:
     bleu = lines(frame, "epoch", "val_bleu", y_title="validation BLEU", zero=True, **size)
     mark = {"color": PALETTE[1]}  # validation's, as in the panel beside it
     bleu = bleu.mark_line(point={"filled": True, "size": 45} | mark, **mark)
-    ppl = lines(both, "epoch", "perplexity", "split", **size)
-    top = math.ceil(1.2 * both["perplexity"].max())
-    ppl.encoding.y.scale = alt.Scale(domain=[1, top], **LOG)
-    ppl.encoding.y.axis = alt.Axis(values=[value for value in LOG_TICKS if value <= top])
+    top, last = math.ceil(1.2 * both["perplexity"].max()), int(frame["epoch"].max())
+    y = alt.Y("perplexity:Q", title="perplexity").scale(domain=[1, top], **LOG)
+    y = y.axis(values=[value for value in LOG_TICKS if value <= top])
     legend = alt.Legend(title=None, orient="top-right", symbolType="stroke", fillColor="white")
-    ppl.encoding.color.legend = legend
-    last = int(frame["epoch"].max())
-    for chart in (bleu, ppl):
-        chart.encoding.x.scale = alt.Scale(domain=[1, last], nice=False)
-        chart.encoding.x.axis = alt.Axis(values=[1, *range(last % 3 + 3, last + 1, 3)], format="d")
-    both_panels = (bleu | ppl).resolve_scale(color="independent")  # the legend stays in its panel
+    color = alt.Color("split:N", sort=["training", "validation"], legend=legend)
+    ppl = lines(both, "epoch", "perplexity", "split", **size).encode(y, color)
+    x = alt.X("epoch:Q", title="epoch").scale(domain=[1, last], nice=False)
+    x = x.axis(values=[1, *range(last % 3 + 3, last + 1, 3)], format="d")
+    both_panels = bleu.encode(x) | ppl.encode(x)
+    both_panels = both_panels.resolve_scale(color="independent")  # the legend stays in its panel
     return titled(both_panels, title, caption, wrap=78)
 
 

@@ -9,23 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import (
-    GREY,
-    INK,
-    LOG,
-    PALETTE,
-    bars,
-    colored,
-    heatmap,
-    lines,
-    long,
-    named,
-    panels,
-    rounded,
-    row_axis,
-    titled,
-)
-from scripts.book.figures.rivals import rival_dots
+from scripts.book.charts import bars, heatmap, lines, long, named, panels, rounded, titled
+from scripts.book.look import GREY, INK, LOG, PALETTE, colored, row_axis
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -226,10 +211,10 @@ def counting_chart(
     """Bits per character on `split` of each kind of table by order, and a line across per model."""
     by_order = {kind: {row["order"]: row[split] for row in rows} for kind, rows in tables.items()}
     frame = long(by_order, "kind", "n", "bits").query("n > 3")
-    look = {"x_title": "n of n-grams, order of PPM", "y_title": "bits per character"}
-    curves = lines(frame, "n", "bits", "kind", points=True, **look)
+    curves = lines(frame, "n", "bits", "kind", points=True, y_title="bits per character")
+    x = alt.X("n:Q", title="n of n-grams, order of PPM").scale(zero=False)
     ticks = sorted(frame["n"].unique().tolist())
-    curves.encoding.x.axis = alt.Axis(values=ticks, format="d", labelFlush=False)
+    curves = curves.encode(x.axis(values=ticks, format="d", labelFlush=False))
     level = alt.Chart(rounded(pd.DataFrame({"bits": bits, "label": "mini-GPT"})))
     rule = level.mark_rule(color=PALETTE[2], strokeWidth=1.5).encode(y="bits:Q")
     name = level.mark_text(align="right", x=475, dy=12, color=PALETTE[2])
@@ -354,16 +339,12 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
     errors = {f"error of {name}": places["loss"] / places[name] - 1 for name in (law, other)}
     x = alt.X("D:Q", title="target tokens in the part").scale(padding=12, **LOG)
     bare = x.axis(labels=False, title=None, values=TOKEN_TICKS)
-    level = {
-        "type": "quantitative",
-        "title": "validation loss, nats per piece",
-        "scale": alt.Scale(zero=False),
-    }
+    level = {"title": "validation loss, nats per piece", "scale": alt.Scale(zero=False)}
     color = alt.Color("N:O", sort="descending").legend(title="parameters", format=".2s")
     base = alt.Chart(rounded(places.assign(**errors))).encode(color.scale(scheme="viridis"))
     dots = base.mark_circle(size=55, opacity=1)
-    curves = base.mark_line(strokeWidth=1.5).encode(bare, alt.Y(law, **level))
-    parts = [alt.layer(curves, dots.encode(bare, alt.Y("loss", **level))).properties(height=260)]
+    curves = base.mark_line(strokeWidth=1.5).encode(bare, alt.Y(f"{law}:Q", **level))
+    parts = [alt.layer(curves, dots.encode(bare, alt.Y("loss:Q", **level))).properties(height=260)]
     zero = alt.Chart(pd.DataFrame({"y": [0]})).mark_rule(color=GREY).encode(y="y:Q")
     farthest = max(column.abs().max() for column in errors.values())
     ruled = x.axis(format="~s", values=TOKEN_TICKS, labelFlush=False)
@@ -378,6 +359,28 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
         "or below each law.",
         wrap=80,
     )
+
+
+def rival_dots(
+    runs: pd.DataFrame, to_beat: Mapping[str, str], title: str = "validation BLEU, greedy"
+) -> alt.LayerChart:
+    """Every run a dot, a tick at each row's mean, a diamond at the mean that it has to beat.
+
+    `runs` has the columns row and bleu; `to_beat` names each row's rival. Rivals that have none
+    come first.
+    """
+    means = runs.groupby("row", sort=False)["bleu"].mean()
+    first = [row for row in to_beat.values() if row not in to_beat]
+    rows = [row for row in dict.fromkeys((*first, *to_beat)) if row in means.index]
+    ends = [math.floor(runs["bleu"].min()), math.ceil(runs["bleu"].max())]
+    x = alt.X("bleu:Q", title=title).scale(domain=ends, nice=False, padding=10).axis(tickCount=6)
+    y = row_axis("row", rows, labelLimit=260)
+    dots = alt.Chart(rounded(runs[["row", "bleu"]])).mark_circle(size=70, color=PALETTE[0])
+    ticks = alt.Chart(rounded(means.reset_index())).mark_tick(thickness=2, size=18, color=INK)
+    rivals = [{"row": row, "bleu": means[to_beat[row]]} for row in rows if row in to_beat]
+    diamonds = alt.Chart(rounded(pd.DataFrame(rivals))).mark_point(shape="diamond", color=GREY)
+    layers = [layer.encode(x, y) for layer in (diamonds, ticks, dots)]
+    return alt.layer(*layers).properties(width=380, height=28 * len(rows))
 
 
 def recipe_chart(runs: pd.DataFrame, to_beat: Mapping[str, str]) -> alt.TopLevelMixin:
