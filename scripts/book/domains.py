@@ -37,7 +37,6 @@ DOMAINS = {
     "average": "at least 0 (0: off)",
     "save_every": "at least 0 (0: only after epochs)",
     # The ladder's lessons.
-    "taught": "from 0 to 1",
     "risk": "at least 0 (0: off)",
     "candidates": "from 0 to 100 (0: none)",
     "sharpness": "at least 0",

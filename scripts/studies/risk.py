@@ -6,25 +6,21 @@ Sequence Learning" (2018). The mark is BLEU of the single sentence.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from scripts.book.domains import list_of_texts
 from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing
 from scripts.ch07_multi30k import pad_rows
 from scripts.ch12_going_fast import Layout
 from scripts.ch21_learning_from_models import risk_of_candidates
 from scripts.core.checkpoints import load_tensors, load_weights
+from scripts.core.signals import StopSignal
 from scripts.core.training import Training
 from scripts.fast.fast import FAST, FastPath, Switches
 from scripts.fast.translating import DecodeOptions, decode_hypotheses
-from scripts.studies.runner import kept_at
 
 AHEAD = 64  # steps whose candidates are written together, by the model as it then is
 ALPHA = 1.0  # of the beam that writes, and of the score from which Q is made
@@ -39,7 +35,6 @@ def bleu_risks(texts: Sequence[str], reference: str) -> list[float]:
     """
     from sacrebleu.metrics import BLEU
 
-    texts = list_of_texts("texts", texts)
     metric = BLEU(smooth_method="add-k", smooth_value=1, effective_order=True)
     return [1 - metric.sentence_score(text, [reference]).score / 100 for text in texts]
 
@@ -124,8 +119,8 @@ class StartedTraining(Training):
 class RiskTraining(StartedTraining):
     """A training that judges the texts of the model's own beam.
 
-    The model writes for `AHEAD` steps at once. What it wrote is kept until it writes again, so that
-    a run that was stopped goes on with the same texts.
+    The model writes for `AHEAD` steps at once. A state is only saved before it writes, so that a
+    run that was stopped writes the same texts again.
     """
 
     def __init__(self, *args: Any, **named: Any):
@@ -135,29 +130,31 @@ class RiskTraining(StartedTraining):
 
     def step(self) -> None:
         """As in `Training`, on candidates that the model wrote before one of the last steps."""
-        first = self.done - self.done % AHEAD
-        if self.done == first or not self.attempts:
-            pairs = [*chain.from_iterable(*zip(*self.steps[first : first + AHEAD], strict=True))]
-            key = {"run": asdict(self.config), "epoch": self.epoch, "first": first}
-            texts = kept_at(self.folder / "attempts.json", key, partial(self.write, pairs))
-            self.attempts = dict(zip(pairs, texts["attempts"], strict=True))
+        if self.due():
+            steps = self.steps[self.done : self.done + AHEAD]
+            self.attempts = self.write([i for step in steps for batch in step for i in batch])
         super().step()
 
     def due(self) -> bool:
-        """Also before the model writes: no state may be older than the texts that are kept."""
-        return super().due() or self.done % AHEAD == 0
+        """Whether the model writes before the next step."""
+        return self.done % AHEAD == 0
 
-    def write(self, pairs: Sequence[int]) -> dict[str, list[list[Attempt]]]:
+    def heed(self, stop: StopSignal) -> None:
+        """As in `Training`, when the model is about to write."""
+        if self.due():
+            super().heed(stop)
+
+    def write(self, pairs: Sequence[int]) -> dict[int, list[Attempt]]:
         """The texts of the model's beam for the sources of these pairs, each with its risk."""
         trained, count = self.trained, self.config.candidates
         sources = [self.examples[i].src for i in pairs]
         options = DecodeOptions(beam=count, alpha=ALPHA)
-        decode, judged = trained.tokenizer.decode, []
+        decode, attempts = trained.tokenizer.decode, {}
         for i, best in zip(pairs, decode_hypotheses(trained, sources, options, count), strict=True):
             texts = [[token for token in one.ids if token != EOS] for one in best]
             risks = bleu_risks([*map(decode, texts)], decode(self.examples[i].tgt))
-            judged.append([*zip(texts, risks, strict=True)])
-        return {"attempts": judged}
+            attempts[i] = [*zip(texts, risks, strict=True)]
+        return attempts
 
     def judged(self, indices: Sequence[int]) -> Judged:
         """These pairs with their candidates, as one batch."""
