@@ -141,8 +141,8 @@ def test_diversified_keeps_peoples_pairs_first_and_each_pair_once(forty_pairs):
 class Noted(Workshop):
     """A workshop that only notes what each run would be."""
 
-    def recorded(self, name, data, models, work, tests=True, **changes):
-        noted[name] = ({k: v for k, v in models.items() if v}, tests, self.config(name, **changes))
+    def run(self, name, models, data=None, tests=True, **changes):
+        noted[name] = models, tests, self.config(name, **changes)
         return name
 
 
@@ -155,7 +155,6 @@ def test_the_records_are_of_the_recipe(monkeypatch):
     monkeypatch.setattr(Noted, "data", None)
     monkeypatch.setattr(Noted, "more_pairs", lambda shop, *models: models)
     monkeypatch.setattr(best, "turned_around", lambda data: data)
-    monkeypatch.setattr(lessons, "pairs_sha256", lambda data: "")
     shop = Noted("")
     best.all_mean(shop, 3)
     best.all_mean(shop, 1)
@@ -194,12 +193,12 @@ def test_a_step_on_record_is_skipped_one_that_stopped_goes_on_and_the_mean_is_on
     record = load_record("record", shop.folder("widened-1"))
     assert record["repeat"] == "make widened-1" and record["train_pairs"] > len(shop.data.train)
     assert record["learned_from"]["start"] == ["small-1"]
-    assert record["their_sha256"] == {"small-1": shop.digest("small-1")}
+    assert record["their_sha256"] == {"small-1": shop.digests(["small-1"])}
     assert type(load_model(shop.folder("widened-1")).config) is TrainConfig  # a plain model
     best.risk_long(shop, 1)
     risky = load_record("record", shop.folder("risk-long-1"))["history"]
     assert risky[0]["train_loss"] > 20 > record["history"][0]["train_loss"]  # its weight is 150
-    mean = shop.folder(shop.mean("all-mean-1", runs, start))
+    mean = shop.folder(shop.run("all-mean-1", {"mean_of": runs, "start": [start]}))
     tensors = [load_tensors(shop.folder(run) / "model.safetensors")[0] for run in runs]
     for name, tensor in load_tensors(mean / "model.safetensors")[0].items():
         expected = (tensors[0][name].double() + tensors[1][name].double()) / 2
@@ -209,7 +208,7 @@ def test_a_step_on_record_is_skipped_one_that_stopped_goes_on_and_the_mean_is_on
     best.widened(shop, 1)
     assert (shop.folder("widened-1") / "model.safetensors").read_bytes() == before
     with pytest.raises(ValueError, match=r"another --lr \(0.001, now 1.0\)"):
-        shop.train("widened-2", shop.data, start, lr=1.0)
+        shop.run("widened-2", {"start": [start]}, lr=1.0)
     monkeypatch.setattr(lessons, "fit", None)  # all is on record: nothing trains
     assert best.widened(shop, 2) == "widened-2"
 

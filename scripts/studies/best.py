@@ -23,51 +23,42 @@ def small(shop: Workshop, seed: int = 1) -> str:
     """1. Chapter 9's model, from nothing: the small preset. It ships, so it is at hand."""
     if STUDIED.is_dir() and not shop.tiny:
         return STUDIED.name
-    return shop.train(f"small-{seed}", shop.data)
+    return shop.run(f"small-{seed}", {})
 
 
 def reverse_onward(shop: Workshop, seed: int) -> str:
     """2. Two models that translate back, from the weights of the first, with fresh rates."""
-    data = turned_around(shop.data)
-    start = small(shop)
-    changes = {"epochs": 5, "average": 3}
-    return shop.train(f"reverse-onward-{seed}", data, start, tests=False, **changes)
+    data, changes = turned_around(shop.data), {"epochs": 5, "average": 3}
+    name, models = f"reverse-onward-{seed}", {"start": [small(shop)]}
+    return shop.run(name, models, data, tests=False, **changes)
 
 
 def widened(shop: Workshop, seed: int) -> str:
     """3. Two more epochs, on pairs in up to four wordings, which the three models write."""
-    start = small(shop)
-    reverse = [reverse_onward(shop, 1), reverse_onward(shop, 2)]
-    data = shop.more_pairs([start], reverse)
-    written_by = {"forward": [start], "reverse": reverse}
-    return shop.train(f"widened-{seed}", data, start, **written_by, **WIDENED)
+    forward, reverse = [small(shop)], [reverse_onward(shop, 1), reverse_onward(shop, 2)]
+    models = {"forward": forward, "reverse": reverse, "start": forward}
+    return shop.run(f"widened-{seed}", models, shop.more_pairs(forward, reverse), **WIDENED)
 
 
 def risk_long(shop: Workshop, seed: int) -> str:
     """4. Minimum risk on eight texts of the model's own beam, from chapter 9's weights."""
-    return shop.train(f"risk-long-{seed}", shop.data, small(shop), **BY_RISK)
+    return shop.run(f"risk-long-{seed}", {"start": [small(shop)]}, **BY_RISK)
 
 
 def risk_again(shop: Workshop, seed: int) -> str:
     """5. The same once more, from where one of these ended."""
-    return shop.train(f"risk-again-{seed}", shop.data, risk_long(shop, seed), **BY_RISK)
+    return shop.run(f"risk-again-{seed}", {"start": [risk_long(shop, seed)]}, **BY_RISK)
 
 
 def all_mean(shop: Workshop, seed: int) -> str:
     """6. The mean of five runs' weights; validation chooses its length penalty, as for each."""
     runs = [risk_long(shop, seed), risk_long(shop, seed + 1), risk_again(shop, seed)]
     runs += [widened(shop, seed), widened(shop, seed + 1)]
-    return shop.mean(f"all-mean-{seed}", runs, small(shop))
+    return shop.run(f"all-mean-{seed}", {"mean_of": runs, "start": [small(shop)]})
 
 
-STEPS = {
-    "small": small,
-    "reverse-onward": reverse_onward,
-    "widened": widened,
-    "risk-long": risk_long,
-    "risk-again": risk_again,
-    "all-mean": all_mean,
-}
+RECIPE = (small, reverse_onward, widened, risk_long, risk_again, all_mean)
+STEPS = {step.__name__.replace("_", "-"): step for step in RECIPE}
 
 
 @dataclass

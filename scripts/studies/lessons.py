@@ -6,7 +6,7 @@ on with what was stopped.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -32,8 +32,6 @@ WRITING = DecodeOptions(beam=5, alpha=0.6)  # how models translate the training 
 ALPHAS = (0.6, 1.0, 1.4, 1.8)  # length penalties that validation chooses from
 TINY = {"layers": 1, "d_model": 32, "d_ff": 64, "heads": 2, "vocab": 300, "epochs": 2, "beam": 2}
 TINY |= {"max_tokens": 512, "warmup": 4, "save_every": 2, "precision": "float32", "corpus": "few"}
-
-Work = Callable[["LessonConfig", Path], tuple[list[Run], dict[str, float]]]  # fills the folder
 
 
 @dataclass
@@ -111,9 +109,9 @@ class Workshop:
         """The folder of the model: a run's, or chapter 9's, which ships."""
         return STUDIED if name == STUDIED.name else self.place(name)
 
-    def digest(self, name: str) -> str:
-        """The SHA-256 of a model's weights."""
-        return sha256(self.folder(name) / "model.safetensors")
+    def digests(self, names: Sequence[str]) -> str:
+        """The SHA-256 of these models' weights, with commas between them."""
+        return ",".join(sha256(self.folder(name) / "model.safetensors") for name in names)
 
     @property
     def data(self) -> TrainingData:
@@ -130,7 +128,7 @@ class Workshop:
 
     def written(self, name: str, sentences: Sequence[str]) -> list[str]:
         """What model `name` makes of `sentences`; kept in its place."""
-        key = {"weights_sha256": self.digest(name), "search": asdict(WRITING)}
+        key = {"weights_sha256": self.digests([name]), "search": asdict(WRITING)}
 
         def write() -> Run:
             return {"texts": translate(load_model(self.folder(name)), sentences, WRITING)}
@@ -145,87 +143,72 @@ class Workshop:
         back = [self.written(name, targets) for name in reverse]
         return diversified(data, there, back)
 
-    def train(
-        self,
-        name: str,
-        data: TrainingData,
-        start: str = "",
-        forward: Sequence[str] = (),
-        reverse: Sequence[str] = (),
-        tests: bool = True,
-        **changes: object,
-    ) -> str:
-        """The name of a run, which is trained now unless it is on record.
+    def trained(
+        self, config: LessonConfig, data: TrainingData, start: Sequence[str], folder: Path
+    ) -> tuple[list[Run], dict[str, float]]:
+        """A training's history, and what chose the weights in `folder`."""
+        kind = RiskTraining if config.risk else StartedTraining
+        for one in start:
+            kind = partial(kind, start=self.folder(one) / "model.safetensors")
+        resume = bool(saved_states(folder))
+        history = fit(config, data, folder, resume, kind=kind, loss_for=lesson_loss)
+        return history, average_if_better(plain_config(config), data, folder, history)
 
-        It goes on from the weights of model `start`. `forward` and `reverse` name the models that
-        wrote some of `data`. Without `tests` nothing reads the test sets. Raises ValueError if the
-        folder holds a run of another recipe.
-        """
-        if forward or reverse:
-            changes["pairs"] = pairs_sha256(data)
-
-        def work(config: LessonConfig, folder: Path) -> tuple[list[Run], dict[str, float]]:
-            kind = RiskTraining if config.risk else StartedTraining
-            if start:
-                kind = partial(kind, start=self.folder(start) / "model.safetensors")
-            resume = bool(saved_states(folder))
-            history = fit(config, data, folder, resume, kind=kind, loss_for=lesson_loss)
-            return history, average_if_better(plain_config(config), data, folder, history)
-
-        models = {"forward": forward, "reverse": reverse, "start": [start] if start else []}
-        return self.recorded(name, data, models, work, tests, **changes)
-
-    def mean(self, name: str, names: Sequence[str], start: str) -> str:
-        """The name of a model whose weights are the mean of those of runs that began as `start`.
+    def averaged(
+        self, config: LessonConfig, data: TrainingData, names: Sequence[str], folder: Path
+    ) -> tuple[list[Run], dict[str, float]]:
+        """The runs' histories, after the mean of their weights has come into `folder`.
 
         Wortsman et al. (2022), "Model soups".
         """
-        data = self.data
+        folders = [self.folder(one) for one in names]
+        model = load_model(folders[0])
+        means = average_checkpoints([one / "model.safetensors" for one in folders])
+        load_weights(model.model, means, folder)
+        save_model(folder, replace(model, config=plain_config(config)))
+        bleu = validated_by(load_model(folder), data)["val_bleu"]
+        histories = (load_record("record", one)["history"] for one in folders)
+        return [*chain(*histories)], {f"mean of {len(names)} runs": round(bleu, 5)}
 
-        def work(config: LessonConfig, folder: Path) -> tuple[list[Run], dict[str, float]]:
-            folders = [self.folder(one) for one in names]
-            trained = load_model(folders[0])
-            means = average_checkpoints([one / "model.safetensors" for one in folders])
-            load_weights(trained.model, means, folder)
-            save_model(folder, replace(trained, config=plain_config(config)))
-            bleu = validated_by(load_model(folder), data)["val_bleu"]
-            histories = (load_record("record", one)["history"] for one in folders)
-            return [*chain(*histories)], {f"mean of {len(names)} runs": round(bleu, 5)}
-
-        return self.recorded(name, data, {"mean_of": names, "start": [start]}, work)
-
-    def recorded(
+    def run(
         self,
         name: str,
-        data: TrainingData,
         models: Mapping[str, Sequence[str]],
-        work: Work,
+        data: TrainingData | None = None,
         tests: bool = True,
         **changes: object,
     ) -> str:
-        """The name of a run, which is on record afterwards: `work` does it if it wasn't before.
+        """The name of a run, which is on record afterwards: it is done now if it wasn't before.
 
-        `models` are those that it learns from, by kind. Validation chooses its length penalty.
+        `models` are those that it learns from, by kind: it goes on from the weights of `start`, or
+        is the mean of `mean_of`; `forward` and `reverse` wrote some of `data`, which else is the
+        corpus. Validation chooses a length penalty, and without `tests` nothing reads the test
+        sets. Raises ValueError if the folder holds a run of another recipe.
         """
-        for kind in ("start", "mean_of"):
-            changes[kind] = ",".join(map(self.digest, models.get(kind, [])))
+        data = data or self.data
+        start, mean_of = (models.get(kind, []) for kind in ("start", "mean_of"))
+        changes |= {"start": self.digests(start), "mean_of": self.digests(mean_of)}
+        if "forward" in models:
+            changes["pairs"] = pairs_sha256(data)
         config, folder = self.config(name, **changes), self.place(name)
-        plain = plain_config(config)
 
         def do_it() -> Run:
             record = provenance(self.repeat.format(name=name))  # first: names the code that runs
-            history, chosen = work(config, folder)
+            if mean_of:
+                history, chosen = self.averaged(config, data, mean_of, folder)
+            else:
+                history, chosen = self.trained(config, data, start, folder)
+            plain = plain_config(config)
             if tests:
                 record |= finish(plain, data, folder, history, chosen, ALPHAS)
             else:
                 record |= course(plain, folder, history, chosen)
-            trained = load_model(folder)
-            beam = evaluate(trained, data.corpus["val"], config.beam, config.alpha)
+            beam = evaluate(load_model(folder), data.corpus["val"], config.beam, config.alpha)
             return record | {
                 "hours": round(sum(row["cpu_seconds"] for row in history) / 3600, 3),
                 "val_bleu_beam": beam["bleu"],
                 "learned_from": dict(models),
-                "their_sha256": {one: self.digest(one) for one in chain(*models.values())},
+                "their_sha256": {one: self.digests([one]) for one in chain(*models.values())},
                 "train_pairs": len(data.train),
             }
 
