@@ -42,12 +42,15 @@ def pairs(trained):
 
 @pytest.fixture(scope="module")
 def batch(pairs) -> Judged:
-    full, counts = [], []
+    full = []
     for pair, texts in zip(pairs, TEXTS, strict=True):
         full += [pair.tgt, *([pair.tgt[0], *ids, EOS] for ids in texts)]
-        counts.append(1 + len(texts))
+    owner = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])
+    is_reference = torch.tensor([1, 0, 0, 1, 0, 1, 0, 0, 0]).bool()
     risks = torch.tensor([0, 0.3, 0.9, 0, 0.5, 0, 0.1, 0.2, 0.8])
-    return Judged(pad_rows([pair.src for pair in pairs]), pad_rows(full), counts, risks)
+    return Judged(
+        pad_rows([pair.src for pair in pairs]), pad_rows(full), owner, is_reference, risks
+    )
 
 
 @pytest.mark.parametrize("switches", [FAST, PLAIN], ids=["fast", "plain"])

@@ -44,36 +44,23 @@ class Judged(NamedTuple):
 
     src: Tensor  # (B, S)
     full: Tensor  # (N, T + 1): bos, a text, eos, padding
-    counts: list[int]  # of each source's texts, the reference among them
+    owner: Tensor  # (N,): which source each text belongs to
+    is_reference: Tensor  # (N,), boolean
     risks: Tensor  # (N,); 0 for references
 
-    @property
-    def owner(self) -> Tensor:
-        """Which source each text belongs to: (N,)."""
-        counts = torch.tensor(self.counts, device=self.src.device)
-        return torch.arange(len(self.src), device=self.src.device).repeat_interleave(counts)
 
-    @property
-    def is_reference(self) -> Tensor:
-        """Which texts are references, each source's first: (N,)."""
-        owner = self.owner
-        return torch.cat((owner.new_ones(1, dtype=torch.bool), owner[1:] != owner[:-1]))
-
-
-def text_rows(
-    model: nn.Module, batch: Judged, switches: Switches = FAST
-) -> tuple[Tensor, Tensor, Tensor]:
+def text_rows(model: nn.Module, batch: Judged, switches: Switches) -> tuple[Tensor, Tensor, Tensor]:
     """The decoder's rows (M, D) for all texts, their labels (M,), and each row's text (M,).
 
     Each source is encoded once, however many texts it has.
     """
     path, packed = FastPath(switches), switches.packed
     tgt, labels = batch.full[:, :-1], batch.full[:, 1:]  # (N, T)
-    is_source, is_target, owner = batch.src != PAD, labels != PAD, batch.owner
+    is_source, is_target = batch.src != PAD, labels != PAD
     once, layout = Layout(is_source, packed), Layout(is_target, packed)
-    copied = Layout(is_source[owner], packed)  # a copy of its source for each text
+    copied = Layout(is_source[batch.owner], packed)  # a copy of its source for each text
     memory = once.spread(path.encode(model, batch.src, once))  # (B, S, D)
-    x = path.decode(model, copied.gather(memory[owner]), copied, tgt, layout)
+    x = path.decode(model, copied.gather(memory[batch.owner]), copied, tgt, layout)
     text = torch.arange(len(tgt), device=tgt.device).unsqueeze(1).expand_as(tgt)
     labels, text = layout.rows(labels), layout.rows(text)
     real = labels != PAD
@@ -102,7 +89,7 @@ def risk_loss(
     scores = chosen.new_zeros(len(batch.full)).index_add(0, text[~people], chosen)  # (N,)
     lengths = (batch.full[:, 1:] != PAD).sum(dim=1)  # (N,), eos counted
     scores = (scores / lengths**ALPHA)[~batch.is_reference]
-    counts = [count - 1 for count in batch.counts]
+    counts = batch.owner[~batch.is_reference].bincount(minlength=len(batch.src)).tolist()
     risks = risk_of_candidates(scores, batch.risks[~batch.is_reference], counts, sharpness)  # (B,)
     return loss + weight * (risks @ lengths[batch.is_reference].to(risks.dtype)), nll
 
@@ -158,12 +145,13 @@ class RiskTraining(StartedTraining):
 
     def judged(self, indices: Sequence[int]) -> Judged:
         """These pairs with their candidates, as one batch."""
-        full, counts, risks = [], [], []
-        for i in indices:
+        full, owner, is_reference, risks = [], [], [], []
+        for place, i in enumerate(indices):
             attempts = self.attempts[i]
             full += [self.examples[i].tgt, *([BOS, *ids, EOS] for ids, _ in attempts)]
-            counts.append(1 + len(attempts))
+            owner += [place] * (1 + len(attempts))
+            is_reference += [True] + [False] * len(attempts)
             risks += [0.0, *(risk for _, risk in attempts)]
         src = pad_rows([self.examples[i].src for i in indices])
-        sides = (self.take.sent(side) for side in (src, pad_rows(full)))
-        return Judged(*sides, counts, torch.tensor(risks, device=self.device))
+        texts = map(torch.tensor, (owner, is_reference, risks))
+        return Judged(*(part.to(self.device) for part in (src, pad_rows(full), *texts)))
