@@ -13,7 +13,8 @@ from scripts.ch06_training import EOS, LabelSmoothing
 from scripts.ch07_multi30k import encode_pairs, make_batch, pad_rows
 from scripts.ch21_learning_from_models import risk_of_candidates, sequence_log_probs
 from scripts.core.checkpoints import load_tensors, weights
-from scripts.core.models import STUDIED, load_model
+from scripts.core.data import TrainingData
+from scripts.core.models import load_model
 from scripts.core.settings import TrainConfig
 from scripts.core.signals import Stopped, StopSignal
 from scripts.corpora.load import load_corpus
@@ -68,7 +69,7 @@ def test_loss_and_gradient_are_those_of_chapter_21_beside_cross_entropy(
     expected = expected + 150 * (by_source @ targets)
     parameters = list(model.parameters())
     slopes = torch.autograd.grad(expected, parameters)
-    loss, same = risk_loss(model, batch, CRITERION, 150.0, 6.0, switches)
+    loss, same = risk_loss(model, batch, CRITERION, 150.0, switches)
     assert_close(loss, expected, rtol=1e-5, atol=1e-4)
     assert_close(same, nll, rtol=1e-5, atol=1e-4)
     for found, slope in zip(torch.autograd.grad(loss, parameters), slopes, strict=True):
@@ -88,8 +89,9 @@ def test_a_run_starts_from_its_weights_judges_its_own_texts_and_resumes_to_the_b
     trained, forty_pairs, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(risk, "AHEAD", 2)
+    monkeypatch.setattr(risk, "CANDIDATES", 2)
     settings = vars(trained.config) | {"max_tokens": 128, "device": "cpu", "average": 0}
-    config = LessonConfig(**settings | {"risk": 10.0, "candidates": 2, "sharpness": 6.0})
+    config = LessonConfig(**settings | {"risk": 10.0})
     start = ROOT / "models/sample-de-en/model.safetensors"
     make = partial(training_of, config, forty_pairs, loss_for=lesson_loss)
     make = partial(make, kind=partial(RiskTraining, start=start))
@@ -156,9 +158,8 @@ def test_the_records_are_of_the_recipe(monkeypatch):
     """Settings, and from whom each run learns, as recorded when the model was trained."""
     noted.clear()
     monkeypatch.setattr(Noted, "data", None)
-    monkeypatch.setattr(Noted, "more_pairs", lambda shop, *models: models)
     monkeypatch.setattr(best, "turned_around", lambda data: data)
-    shop = Noted("")
+    shop = Noted()
     best.all_mean(shop, 3)
     best.all_mean(shop, 1)
     parts = load_record("ladder-all-mean-3")["learned_from"]["mean_of"]
@@ -172,8 +173,10 @@ def test_the_records_are_of_the_recipe(monkeypatch):
         free = {"precision", "device", "name"}  # auto depends on the machine
         settings = {key: settings[key] for key in settings.keys() & {*record["config"]} - free}
         assert settings.items() <= record["config"].items()
-        for key in ("risk", "candidates", "sharpness"):
-            assert record["lesson"].get(key, 0) == getattr(config, key)
+        assert record["lesson"].get("risk", 0.0) == config.risk
+        if config.risk:
+            constants = record["lesson"]["candidates"], record["lesson"]["sharpness"]
+            assert constants == (risk.CANDIDATES, risk.SHARPNESS)
 
 
 @pytest.mark.parametrize("path", sorted(ARCHIVE.glob("*.json")), ids=lambda path: path.stem)
@@ -183,44 +186,53 @@ def test_an_archived_record_says_which_commit_has_its_command(path):
     assert record["repeat"] == f"git checkout {commit} && {record['command']}"
 
 
-def test_a_step_on_record_is_skipped_one_that_stopped_goes_on_and_the_mean_is_one(
-    monkeypatch, tmp_path
-):
-    """At tiny size, from nothing: a model, two that go on from it on pairs that it writes."""
+@pytest.fixture
+def shop(forty_pairs, monkeypatch, tmp_path):
+    """A workshop whose first model is small, on a few pairs, in an empty folder of runs."""
+    first = ROOT / "models" / "sample-de-en"
+    pairs, encoded = forty_pairs.corpus["train"], forty_pairs.train
+    corpus = {"train": pairs[:12], "val": pairs[:4], "test": pairs[:2]}
+    data = TrainingData(corpus, forty_pairs.tokenizer, encoded[:12], encoded[:4])
+    monkeypatch.setattr(Workshop, "data", data)
+    monkeypatch.setattr(risk, "CANDIDATES", 2)
+    monkeypatch.setattr(lessons, "STUDIED", first)
+    monkeypatch.setattr(best, "FIRST", first.name)
+    monkeypatch.setattr(best, "step_back", lambda: None)
+    monkeypatch.setitem(lessons.PRESETS, "small", load_model(first).config)
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
-    monkeypatch.setattr(best, "reverse_onward", lambda shop, seed: best.small(shop))
-    shop = Workshop("make {name}", tiny=True)
-    start = best.small(shop)
-    assert start == "small-1"
-    runs = [best.widened(shop, seed) for seed in (1, 2)]
-    record = load_record("record", shop.folder("widened-1"))
-    assert record["repeat"] == "make widened-1" and record["train_pairs"] > len(shop.data.train)
-    assert record["learned_from"]["start"] == ["small-1"]
-    assert record["their_sha256"] == {"small-1": shop.digests(["small-1"])}
-    assert type(load_model(shop.folder("widened-1")).config) is TrainConfig  # a plain model
-    best.risk_long(shop, 1)
-    risky = load_record("record", shop.folder("risk-long-1"))["history"]
-    assert risky[0]["train_loss"] > 20 > record["history"][0]["train_loss"]  # its weight is 150
-    mean = shop.folder(shop.run("all-mean-1", {"mean_of": runs, "start": [start]}))
+    return Workshop()
+
+
+def test_the_recipe_skips_what_is_on_record_and_goes_on_with_what_stopped(shop, monkeypatch):
+    folder = shop.folder(best.all_mean(shop, 1))
+    folders = {path.parent.name: path.parent for path in folder.parent.glob("*/record.json")}
+    records = {name: load_record("record", path) for name, path in folders.items()}
+    wide, risky = records["ladder-widened-1"], records["ladder-risk-again-1"]
+    assert wide["repeat"] == "python -m scripts.studies.best --only widened-1 --save"
+    assert wide["their_sha256"]["reverse-onward-2"] == shop.digests(["reverse-onward-2"])
+    assert wide["train_pairs"] > len(shop.data.train) == risky["train_pairs"]
+    losses = [record["history"][0]["train_loss"] for record in (risky, wide)]
+    assert losses[0] > 2 * losses[1]  # risk weighs 150
+    assert type(load_model(folder).config) is TrainConfig  # a plain model
+    runs = records["ladder-all-mean-1"]["learned_from"]["mean_of"]
     tensors = [load_tensors(shop.folder(run) / "model.safetensors")[0] for run in runs]
-    for name, tensor in load_tensors(mean / "model.safetensors")[0].items():
-        expected = (tensors[0][name].double() + tensors[1][name].double()) / 2
+    for name, tensor in load_tensors(folder / "model.safetensors")[0].items():
+        expected = sum(each[name].double() for each in tensors) / 5
         assert_close(tensor.double(), expected, atol=1e-3, rtol=1e-3)
-    before = (shop.folder("widened-1") / "model.safetensors").read_bytes()
+    before = shop.digests(["widened-1"])
     (shop.folder("widened-1") / "record.json").unlink()  # stopped after the training
     best.widened(shop, 1)
-    assert (shop.folder("widened-1") / "model.safetensors").read_bytes() == before
+    assert shop.digests(["widened-1"]) == before
     with pytest.raises(ValueError, match=r"another --lr \(0.001, now 1.0\)"):
-        shop.run("widened-2", {"start": [start]}, lr=1.0)
+        shop.run("widened-2", {"start": [best.FIRST]}, lr=1.0)
     monkeypatch.setattr(lessons, "fit", None)  # all is on record: nothing trains
-    assert best.widened(shop, 2) == "widened-2"
+    assert best.all_mean(shop, 1) == "all-mean-1"
 
 
-def test_the_command_does_one_step_and_refuses_what_is_none(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
-    assert best.main(["--only", "small-1", "--tiny"]) == 0
-    assert (tmp_path / "tiny/ladder-small-1/record.json").is_file()
+def test_the_command_does_one_step_and_refuses_what_is_none(shop, capsys):
+    assert best.main(["--only", "reverse-onward-1"]) == 0
+    record = load_record("record", shop.folder("reverse-onward-1"))
+    assert "test" not in record and len(record["history"]) == 5
     for wrong in ("risk", "muon-1"):
         assert best.main(["--only", wrong]) == 2
-    assert capsys.readouterr().err.count("\n") == 2
-    assert Workshop("").folder(STUDIED.name) == STUDIED
+    assert capsys.readouterr().err.count("only must be") == 2

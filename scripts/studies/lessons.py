@@ -30,8 +30,7 @@ from scripts.studies.runner import Run, kept_at
 
 WRITING = DecodeOptions(beam=5, alpha=0.6)  # how models translate the training pairs
 ALPHAS = (0.6, 1.0, 1.4, 1.8)  # length penalties that validation chooses from
-TINY = {"layers": 1, "d_model": 32, "d_ff": 64, "heads": 2, "vocab": 300, "epochs": 2, "beam": 2}
-TINY |= {"max_tokens": 512, "warmup": 4, "save_every": 2, "precision": "float32", "corpus": "few"}
+REPEAT = "python -m scripts.studies.best --only {name} --save"
 
 
 @dataclass
@@ -40,10 +39,6 @@ class LessonConfig(TrainConfig):
 
     risk: float = 0.0
     """How much the risk of the beam's texts weighs beside the corpus's loss."""
-    candidates: int = 0
-    """How many of the beam's texts are judged."""
-    sharpness: float = 0.0
-    """What their scores are multiplied by to make Q."""
     start: str = ""
     """The SHA-256 of the weights from which the training goes on."""
     mean_of: str = ""
@@ -56,8 +51,7 @@ def lesson_loss(config: LessonConfig, device: torch.device, training: bool = Tru
     """How a batch's loss is computed."""
     if not config.risk:
         return loss_function_of(config, device, training)
-    weights = {"weight": config.risk, "sharpness": config.sharpness}
-    return partial(risk_loss, **weights, switches=switches_of(config, device))
+    return partial(risk_loss, weight=config.risk, switches=switches_of(config, device))
 
 
 def diversified(
@@ -95,15 +89,13 @@ def pairs_sha256(data: TrainingData) -> str:
 
 @dataclass(frozen=True)
 class Workshop:
-    """Where a recipe's runs are, and how large. A run is called NAME-SEED; so is its model."""
+    """Where a recipe's runs are. A run is called NAME-SEED; so is its model."""
 
-    repeat: str  # the command that makes run {name}
-    tiny: bool = False  # a small model, on a few pairs of the sample corpus
     save: bool = False  # records go to results/, too
 
     def place(self, name: str) -> Path:
         """The folder of what is written for or by model `name`."""
-        return runs_folder() / ("tiny" if self.tiny else "") / f"ladder-{name}"
+        return runs_folder() / f"ladder-{name}"
 
     def folder(self, name: str) -> Path:
         """The folder of the model: a run's, or chapter 9's, which ships."""
@@ -116,13 +108,11 @@ class Workshop:
     @property
     def data(self) -> TrainingData:
         """The corpus, encoded."""
-        config = self.config("any-1")
-        return data_of(config.corpus, config.vocab)
+        return data_of("multi30k", PRESETS["small"].vocab)
 
     def config(self, name: str, **changes: object) -> LessonConfig:
         """The settings of run NAME-SEED: the small preset with `changes`, precision decided."""
         settings = asdict(PRESETS["small"]) | {"corpus": "multi30k", "device": "cpu"} | changes
-        settings |= TINY if self.tiny else {}
         settings |= {"name": f"ladder-{name}", "seed": int(name.rpartition("-")[2])}
         return resolved(LessonConfig(**settings), CPU)
 
@@ -137,11 +127,10 @@ class Workshop:
 
     def more_pairs(self, forward: Sequence[str], reverse: Sequence[str]) -> TrainingData:
         """The corpus, diversified by models of both directions."""
-        data = self.data
-        sources, targets = zip(*data.corpus["train"], strict=True)
+        sources, targets = zip(*self.data.corpus["train"], strict=True)
         there = [self.written(name, sources) for name in forward]
         back = [self.written(name, targets) for name in reverse]
-        return diversified(data, there, back)
+        return diversified(self.data, there, back)
 
     def trained(
         self, config: LessonConfig, data: TrainingData, start: Sequence[str], folder: Path
@@ -181,19 +170,20 @@ class Workshop:
         """The name of a run, which is on record afterwards: it is done now if it wasn't before.
 
         `models` are those that it learns from, by kind: it goes on from the weights of `start`, or
-        is the mean of `mean_of`; `forward` and `reverse` wrote some of `data`, which else is the
-        corpus. Validation chooses a length penalty, and without `tests` nothing reads the test
+        is the mean of `mean_of`; `forward` and `reverse` write more pairs. Else it reads `data`, or
+        the corpus. Validation chooses a length penalty, and without `tests` nothing reads the test
         sets. Raises ValueError if the folder holds a run of another recipe.
         """
         data = data or self.data
         start, mean_of = (models.get(kind, []) for kind in ("start", "mean_of"))
         changes |= {"start": self.digests(start), "mean_of": self.digests(mean_of)}
         if "forward" in models:
+            data = self.more_pairs(models["forward"], models["reverse"])
             changes["pairs"] = pairs_sha256(data)
         config, folder = self.config(name, **changes), self.place(name)
 
         def do_it() -> Run:
-            record = provenance(self.repeat.format(name=name))  # first: names the code that runs
+            record = provenance(REPEAT.format(name=name))  # first: names the code that runs
             if mean_of:
                 history, chosen = self.averaged(config, data, mean_of, folder)
             else:
@@ -213,6 +203,6 @@ class Workshop:
             }
 
         record = kept_at(folder / "record.json", {"lesson": asdict(config)}, do_it)
-        if self.save and not self.tiny:
+        if self.save:
             save_record(f"ladder-{name}", record)
         return name

@@ -22,6 +22,8 @@ from scripts.core.training import Training
 from scripts.fast.fast import FAST, FastPath, Switches
 from scripts.fast.translating import DecodeOptions, decode_hypotheses
 
+CANDIDATES = 8  # of the beam's texts are judged
+SHARPNESS = 6.0  # what their scores are multiplied by to make Q
 AHEAD = 64  # steps whose candidates are written together, by the model as it then is
 ALPHA = 1.0  # of the beam that writes, and of the score from which Q is made
 Attempt = tuple[list[int], float]  # a text's ids, without bos and eos, and its risk
@@ -72,13 +74,12 @@ def risk_loss(
     batch: Judged,
     criterion: LabelSmoothing,
     weight: float,
-    sharpness: float,
     switches: Switches = FAST,
 ) -> tuple[Tensor, Tensor]:
     """The references' two sums in nats; to the first, `weight` times the candidates' risk is added.
 
     A source's risk counts once for each token of its reference. Q is made from the score by which
-    a beam chooses, log P / length^α, times `sharpness`.
+    a beam chooses, log P / length^α, times `SHARPNESS`.
     """
     x, labels, text = text_rows(model, batch, switches)
     people = batch.is_reference[text]  # (M,)
@@ -90,7 +91,7 @@ def risk_loss(
     lengths = (batch.full[:, 1:] != PAD).sum(dim=1)  # (N,), eos counted
     scores = (scores / lengths**ALPHA)[~batch.is_reference]
     counts = batch.owner[~batch.is_reference].bincount(minlength=len(batch.src)).tolist()
-    risks = risk_of_candidates(scores, batch.risks[~batch.is_reference], counts, sharpness)  # (B,)
+    risks = risk_of_candidates(scores, batch.risks[~batch.is_reference], counts, SHARPNESS)  # (B,)
     return loss + weight * (risks @ lengths[batch.is_reference].to(risks.dtype)), nll
 
 
@@ -133,11 +134,10 @@ class RiskTraining(StartedTraining):
 
     def write(self, pairs: Sequence[int]) -> dict[int, list[Attempt]]:
         """The texts of the model's beam for the sources of these pairs, each with its risk."""
-        trained, count = self.trained, self.config.candidates
-        sources = [self.examples[i].src for i in pairs]
-        options = DecodeOptions(beam=count, alpha=ALPHA)
-        decode, attempts = trained.tokenizer.decode, {}
-        for i, best in zip(pairs, decode_hypotheses(trained, sources, options, count), strict=True):
+        sources, decode = [self.examples[i].src for i in pairs], self.trained.tokenizer.decode
+        options, attempts = DecodeOptions(beam=CANDIDATES, alpha=ALPHA), {}
+        beams = decode_hypotheses(self.trained, sources, options, CANDIDATES)
+        for i, best in zip(pairs, beams, strict=True):
             texts = [[token for token in one.ids if token != EOS] for one in best]
             risks = bleu_risks([*map(decode, texts)], decode(self.examples[i].tgt))
             attempts[i] = [*zip(texts, risks, strict=True)]
