@@ -10,60 +10,51 @@ from torch.testing import assert_close
 
 from scripts.book.records import ARCHIVE, RESULTS, load_record
 from scripts.ch06_training import EOS, LabelSmoothing
-from scripts.ch07_multi30k import encode_pairs, make_batch, pad_rows
+from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch21_learning_from_models import risk_of_candidates, sequence_log_probs
 from scripts.core.checkpoints import load_tensors, weights
 from scripts.core.data import TrainingData
 from scripts.core.models import load_model
 from scripts.core.settings import TrainConfig
 from scripts.core.signals import Stopped, StopSignal
-from scripts.corpora.load import load_corpus
 from scripts.fast.fast import FAST, PLAIN, fast_loss
 from scripts.fast.run import training_of
 from scripts.studies import best, lessons, risk
 from scripts.studies.lessons import LessonConfig, Workshop, diversified, lesson_loss, sound
-from scripts.studies.risk import Judged, RiskTraining, bleu_risks, risk_loss
+from scripts.studies.risk import RiskTraining, bleu_risks, risk_loss
 
 CRITERION = LabelSmoothing(0.1)
+FIRST = ROOT / "models" / "sample-de-en"  # where trainings start here
 TEXTS = [[[7, 9, 30], [8]], [[5, 6, 7, 8, 9, 10]], [[40, 41], [42], [43, 44, 45]]]
+RISKS = [[0.3, 0.9], [0.5], [0.1, 0.2, 0.8]]
 
 
 # Minimum risk.
 
 
-@pytest.fixture(scope="module")
-def trained():
-    return load_model(ROOT / "models" / "sample-de-en")
-
-
-@pytest.fixture(scope="module")
-def pairs(trained):
-    return encode_pairs(load_corpus("sample")["train"][:3], trained.tokenizer)
-
-
-@pytest.fixture(scope="module")
-def batch(pairs) -> Judged:
-    full = []
-    for pair, texts in zip(pairs, TEXTS, strict=True):
-        full += [pair.tgt, *([pair.tgt[0], *ids, EOS] for ids in texts)]
-    owner = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])
-    is_reference = torch.tensor([1, 0, 0, 1, 0, 1, 0, 0, 0]).bool()
-    risks = torch.tensor([0, 0.3, 0.9, 0, 0.5, 0, 0.1, 0.2, 0.8])
-    return Judged(
-        pad_rows([pair.src for pair in pairs]), pad_rows(full), owner, is_reference, risks
-    )
+@pytest.fixture
+def make(forty_pairs, tmp_path, monkeypatch):
+    """make() is a training by risk from shipped weights, on forty pairs."""
+    monkeypatch.setattr(risk, "AHEAD", 2)
+    monkeypatch.setattr(risk, "CANDIDATES", 2)
+    changes = {"max_tokens": 128, "device": "cpu", "average": 0, "risk": 150.0}
+    config = LessonConfig(**vars(load_model(FIRST).config) | changes)
+    kind = partial(RiskTraining, start=FIRST / "model.safetensors")
+    return partial(training_of, config, forty_pairs, tmp_path, loss_for=lesson_loss, kind=kind)
 
 
 @pytest.mark.parametrize("switches", [FAST, PLAIN], ids=["fast", "plain"])
-def test_loss_and_gradient_are_those_of_chapter_21_beside_cross_entropy(
-    trained, pairs, batch, switches
-):
+def test_loss_and_gradient_are_those_of_chapter_21_beside_cross_entropy(make, switches):
     """On rows and on rectangles; each source's risk counts once for each token of its reference."""
-    model = trained.model.eval()
+    training = make()
+    training.load()
+    judged = (zip(*both, strict=True) for both in zip(TEXTS, RISKS, strict=True))
+    training.attempts = {i: [*attempts] for i, attempts in enumerate(judged)}
+    model, pairs, batch = training.model.eval(), training.examples[:3], training.judged(range(3))
     expected, nll = fast_loss(model, make_batch(pairs), CRITERION)
     log_probs = sequence_log_probs(model, batch.src, [[[*t, EOS] for t in ts] for ts in TEXTS])
     lengths = torch.tensor([len(t) + 1 for ts in TEXTS for t in ts])
-    risks = batch.risks[~batch.is_reference]
+    risks = torch.tensor(sum(RISKS, []))
     by_source = risk_of_candidates(log_probs / lengths, risks, [2, 1, 3], 6.0)  # (B,)
     targets = torch.tensor([len(pair.tgt) - 1.0 for pair in pairs])
     expected = expected + 150 * (by_source @ targets)
@@ -85,40 +76,27 @@ def test_a_risk_is_one_minus_the_sentences_bleu():
     assert one == pytest.approx(1 - (7 / 8 * 6 / 8 * 4 / 7 * 3 / 6) ** 0.25, abs=1e-6)
 
 
-def test_a_run_starts_from_its_weights_judges_its_own_texts_and_resumes_to_the_bit(
-    trained, forty_pairs, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(risk, "AHEAD", 2)
-    monkeypatch.setattr(risk, "CANDIDATES", 2)
-    settings = vars(trained.config) | {"max_tokens": 128, "device": "cpu", "average": 0}
-    config = LessonConfig(**settings | {"risk": 10.0})
-    start = ROOT / "models/sample-de-en/model.safetensors"
-    make = partial(training_of, config, forty_pairs, loss_for=lesson_loss)
-    make = partial(make, kind=partial(RiskTraining, start=start))
-
+def test_a_run_starts_from_its_weights_judges_its_own_texts_and_resumes_to_the_bit(make):
     def steps(training, count):
         training.load()
         training.model.train()
         for _ in range(count):
             training.step()
-        return training
+        return weights(training.model)
 
-    whole = make(tmp_path)
-    shipped = weights(trained.model)
+    whole = make()
+    shipped = weights(load_model(FIRST).model)
     assert all(tensor.equal(shipped[name]) for name, tensor in weights(whole.model).items())
-    steps(whole, 3)
-    decode, (pair, *_) = trained.tokenizer.decode, whole.attempts
-    judged = whole.judged([pair])
-    texts = [decode(ids) for ids, _ in whole.attempts[pair]]
-    risks = bleu_risks(texts, decode(forty_pairs.train[pair].tgt))
-    assert_close(judged.risks, torch.tensor([0.0, *risks]))
+    end, decode = steps(whole, 3), whole.data.tokenizer.decode
+    for pair, attempts in whole.attempts.items():
+        ids, risks = zip(*attempts, strict=True)
+        assert [*risks] == bleu_risks([*map(decode, ids)], decode(whole.examples[pair].tgt))
     stop = StopSignal()
     stop.number = SIGTERM  # after the first step: it is heeded where the model writes
     with pytest.raises(Stopped, match="after step 2"):
-        make(tmp_path).train_epoch(stop)
-    resumed = steps(make(tmp_path, resume=True), 1)
-    ends = weights(whole.model), weights(resumed.model)
-    assert all(tensor.equal(ends[1][name]) for name, tensor in ends[0].items())
+        make().train_epoch(stop)
+    resumed = steps(make(resume=True), 1)
+    assert all(tensor.equal(resumed[name]) for name, tensor in end.items())
 
 
 # Pairs.
@@ -189,16 +167,15 @@ def test_an_archived_record_says_which_commit_has_its_command(path):
 @pytest.fixture
 def shop(forty_pairs, monkeypatch, tmp_path):
     """A workshop whose first model is small, on a few pairs, in an empty folder of runs."""
-    first = ROOT / "models" / "sample-de-en"
     pairs, encoded = forty_pairs.corpus["train"], forty_pairs.train
     corpus = {"train": pairs[:12], "val": pairs[:4], "test": pairs[:2]}
     data = TrainingData(corpus, forty_pairs.tokenizer, encoded[:12], encoded[:4])
     monkeypatch.setattr(Workshop, "data", data)
     monkeypatch.setattr(risk, "CANDIDATES", 2)
-    monkeypatch.setattr(lessons, "STUDIED", first)
-    monkeypatch.setattr(best, "FIRST", first.name)
+    monkeypatch.setattr(lessons, "STUDIED", FIRST)
+    monkeypatch.setattr(best, "FIRST", FIRST.name)
     monkeypatch.setattr(best, "step_back", lambda: None)
-    monkeypatch.setitem(lessons.PRESETS, "small", load_model(first).config)
+    monkeypatch.setitem(lessons.PRESETS, "small", load_model(FIRST).config)
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
     return Workshop()
 
