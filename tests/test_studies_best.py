@@ -121,25 +121,19 @@ def test_diversified_keeps_peoples_pairs_first_and_each_pair_once(forty_pairs):
 # The recipe.
 
 
-class Noted(Workshop):
-    """A workshop that only notes what each run would be."""
-
-    def run(self, name, models, data=None, tests=True, **changes):
-        noted[name] = models, tests, self.config(name, **changes)
-        return name
-
-
-noted: dict = {}
-
-
 def test_the_records_are_of_the_recipe(monkeypatch):
     """Settings, and from whom each run learns, as recorded when the model was trained."""
-    noted.clear()
-    monkeypatch.setattr(Noted, "data", None)
+    noted = {}
+
+    def run(shop, name, models, data=None, tests=True, **changes):
+        noted[name] = models, tests, shop.config(name, **changes)
+        return name
+
+    monkeypatch.setattr(Workshop, "run", run)
+    monkeypatch.setattr(Workshop, "data", None)
     monkeypatch.setattr(best, "turned_around", lambda data: data)
-    shop = Noted()
-    best.all_mean(shop, 3)
-    best.all_mean(shop, 1)
+    best.all_mean(Workshop(), 3)
+    best.all_mean(Workshop(), 1)
     parts = load_record("ladder-all-mean-3")["learned_from"]["mean_of"]
     assert {*parts, "all-mean-3", "reverse-onward-1", "reverse-onward-2"} <= noted.keys()
     assert {path.stem for path in RESULTS.glob("ladder-*.json")} == {f"ladder-{n}" for n in noted}

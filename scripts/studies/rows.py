@@ -167,18 +167,16 @@ def bleu(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
 def outcome(train: Callable[[], tuple[Any, Losses, Losses]], score: Callable[[Any], Run]) -> Run:
     """What a run gave: its losses in nats, what `score` says of the model, and its seconds.
 
-    `train` gives the model and the losses of `fit_best`. `loss` is the best of validation, and None
-    if the run diverged.
+    `train` gives the model and the losses of `fit_best`. `loss` is the best of validation; a run
+    that diverged has None, and nothing else.
     """
-    start, run = time.perf_counter(), {"loss": None}
+    start = time.perf_counter()
     try:
         model, losses, trained = train()
-    except FloatingPointError as error:
-        run["diverged"] = str(error)
-    else:
-        run["loss"] = round(min(losses), 5)
-        run["losses"] = [round(loss, 5) for loss in losses]
-        run |= {"trained": [round(loss, 5) for loss in trained]} | score(model)
+    except FloatingPointError:
+        return {"loss": None}
+    losses, trained = ([round(loss, 5) for loss in each] for each in (losses, trained))
+    run = {"loss": min(losses), "losses": losses, "trained": trained} | score(model)
     return run | {"seconds": round(time.perf_counter() - start)}
 
 
