@@ -93,13 +93,9 @@ class Workshop:
 
     save: bool = False  # records go to results/, too
 
-    def place(self, name: str) -> Path:
-        """The folder of what is written for or by model `name`."""
-        return runs_folder() / f"ladder-{name}"
-
     def folder(self, name: str) -> Path:
         """The folder of the model: a run's, or chapter 9's, which ships."""
-        return STUDIED if name == STUDIED.name else self.place(name)
+        return STUDIED if name == STUDIED.name else runs_folder() / f"ladder-{name}"
 
     def digests(self, names: Sequence[str]) -> str:
         """The SHA-256 of these models' weights, with commas between them."""
@@ -117,13 +113,13 @@ class Workshop:
         return resolved(LessonConfig(**settings), CPU)
 
     def written(self, name: str, sentences: Sequence[str]) -> list[str]:
-        """What model `name` makes of `sentences`; kept in its place."""
+        """What model `name` makes of `sentences`; kept beside the runs."""
         key = {"weights_sha256": self.digests([name]), "search": asdict(WRITING)}
 
         def write() -> Run:
             return {"texts": translate(load_model(self.folder(name)), sentences, WRITING)}
 
-        return kept_at(self.place(name) / "texts.json", {"key": key}, write)["texts"]
+        return kept_at(runs_folder() / f"texts-{name}.json", {"key": key}, write)["texts"]
 
     def more_pairs(self, forward: Sequence[str], reverse: Sequence[str]) -> TrainingData:
         """The corpus, diversified by models of both directions."""
@@ -133,12 +129,11 @@ class Workshop:
         return diversified(self.data, there, back)
 
     def trained(
-        self, config: LessonConfig, data: TrainingData, start: Sequence[str], folder: Path
+        self, config: LessonConfig, data: TrainingData, start: str, folder: Path
     ) -> tuple[list[Run], dict[str, float]]:
         """A training's history, and what chose the weights in `folder`."""
         kind = RiskTraining if config.risk else StartedTraining
-        for one in start:
-            kind = partial(kind, start=self.folder(one) / "model.safetensors")
+        kind = partial(kind, start=self.folder(start) / "model.safetensors")
         resume = bool(saved_states(folder))
         history = fit(config, data, folder, resume, kind=kind, loss_for=lesson_loss)
         return history, average_if_better(plain_config(config), data, folder, history)
@@ -170,17 +165,17 @@ class Workshop:
         """The name of a run, which is on record afterwards: it is done now if it wasn't before.
 
         `models` are those that it learns from, by kind: it goes on from the weights of `start`, or
-        is the mean of `mean_of`; `forward` and `reverse` write more pairs. Else it reads `data`, or
-        the corpus. Validation chooses a length penalty, and without `tests` nothing reads the test
-        sets. Raises ValueError if the folder holds a run of another recipe.
+        is the mean of `mean_of`, which did; `forward` and `reverse` write more pairs. Else it reads
+        `data`, or the corpus. Validation chooses a length penalty, and without `tests` nothing
+        reads the test sets. Raises ValueError if the folder holds a run of another recipe.
         """
         data = data or self.data
-        start, mean_of = (models.get(kind, []) for kind in ("start", "mean_of"))
-        changes |= {"start": self.digests(start), "mean_of": self.digests(mean_of)}
+        (start,), mean_of = models["start"], models.get("mean_of", [])
+        changes |= {"start": self.digests([start]), "mean_of": self.digests(mean_of)}
         if "forward" in models:
             data = self.more_pairs(models["forward"], models["reverse"])
             changes["pairs"] = pairs_sha256(data)
-        config, folder = self.config(name, **changes), self.place(name)
+        config, folder = self.config(name, **changes), self.folder(name)
 
         def do_it() -> Run:
             record = provenance(REPEAT.format(name=name))  # first: names the code that runs

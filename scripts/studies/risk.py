@@ -96,11 +96,11 @@ def risk_loss(
 
 
 class StartedTraining(Training):
-    """A training that begins with the weights in the file `start`, if there is one."""
+    """A training that begins with the weights in the file `start`."""
 
-    def __init__(self, *args: Any, start: Path | None = None, **named: Any):
+    def __init__(self, *args: Any, start: Path, **named: Any):
         super().__init__(*args, **named)
-        if start is not None and self.steps_taken == 0:
+        if self.steps_taken == 0:
             load_weights(self.model, load_tensors(start)[0], start)
 
 
