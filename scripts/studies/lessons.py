@@ -66,12 +66,9 @@ def diversified(
     """
     people = data.corpus["train"]
     sources, targets = zip(*people, strict=True)
-    models: list[tuple[str, str]] = []
-    for texts in forward:
-        models += zip(sources, texts, strict=True)
-    for texts in reverse:
-        models += zip(texts, targets, strict=True)
-    once = dict.fromkeys([*people, *filter(sound, models)])  # in the order in which they came
+    written = [zip(sources, texts, strict=True) for texts in forward]
+    written += [zip(texts, targets, strict=True) for texts in reverse]
+    once = dict.fromkeys([*people, *filter(sound, chain(*written))])  # in the order of coming
     return with_pairs(data, list(once))
 
 
