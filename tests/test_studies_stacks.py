@@ -122,11 +122,12 @@ def test_tables_are_counted_on_training_and_asked_elsewhere(few):
 
 def test_a_character_model_learns_and_is_scored_where_it_counts(few):
     config = replace(gpt.BASE, **SIZES, epochs=2, dropout=0.0)
-    model = gpt.LanguageRow("gpt").build(config, 12)
+    row = gpt.LanguageRow("gpt")
+    model = row.build(config, 12)
     rows = [[BOS, 5, 6, 7, EOS], [BOS, 8, EOS]]
     batch = make_batch([Example([], ids) for ids in rows])
     plain = stack_loss(model, asked_next(rows), CRITERION)
-    torch.testing.assert_close(gpt.next_loss(model, batch, CRITERION), plain)
+    torch.testing.assert_close(row.loss_of(config)(model, batch, CRITERION), plain)
     task = {"row": gpt.MODEL, "epochs": 2, "dropout": 0.0, "lr": 0.01}
     swept = gpt.work(asdict(config), task | {"seed": SWEEP})
     counts = gpt.work(asdict(config), task | {"seed": 1})
