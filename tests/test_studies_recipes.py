@@ -26,9 +26,8 @@ def few(forty_pairs, monkeypatch, tmp_path):
     for name, value in changes.items():
         monkeypatch.setattr(recipes, name, value)
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
-    recipes.teacher_texts.cache_clear()
-    yield forty_pairs
-    recipes.teacher_texts.cache_clear()
+    monkeypatch.setattr(recipes, "teacher_texts", recipes.teacher_texts.__wrapped__)  # no cache
+    return forty_pairs
 
 
 def task(row, seed=1):
@@ -82,8 +81,7 @@ def test_each_row_is_scored_where_it_counts(few, row):
 @pytest.fixture
 def novice(few):
     torch.manual_seed(0)
-    model = build_model(CONFIG, len(few.tokenizer)).eval()
-    return Trained(model, few.tokenizer, CONFIG)
+    return Trained(build_model(CONFIG, len(few.tokenizer)).eval(), few.tokenizer, CONFIG)
 
 
 def test_fine_tuning_works_on_a_copy_and_meets_the_same_sentences(few, novice):

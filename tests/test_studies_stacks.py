@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import asdict, replace
+from functools import cache
 
 import pytest
 import torch
@@ -100,11 +101,9 @@ def few(monkeypatch, tmp_path):
     monkeypatch.setattr(classify, "ROUND", 64)
     monkeypatch.setattr(classify, "ROUNDS", 3)
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
-    gpt.letters_of.cache_clear()
-    classify.gaps_of.cache_clear()
-    yield corpus
-    gpt.letters_of.cache_clear()
-    classify.gaps_of.cache_clear()
+    for study, prepared in ((gpt, "letters_of"), (classify, "gaps_of")):  # with fresh caches
+        monkeypatch.setattr(study, prepared, cache(getattr(study, prepared).__wrapped__))
+    return corpus
 
 
 def test_tables_are_counted_on_training_and_asked_elsewhere(few):
