@@ -187,13 +187,10 @@ def every_head(model: EncoderDecoder) -> list[tuple[str, int, int]]:
 
 
 @torch.no_grad()
-def reference_losses(model: EncoderDecoder, batch: Batch, memory: Tensor | None = None) -> Tensor:
-    """−log p of each reference, in nats: (B,). Teacher forcing, no dropout, no smoothing.
-
-    `memory` is the encoder's output, where it is known.
-    """
+def reference_losses(model: EncoderDecoder, batch: Batch) -> Tensor:
+    """−log p of each reference, in nats: (B,). Teacher forcing, no dropout, no smoothing."""
     with dropout_off(model):
-        memory = model.encode(batch.src, batch.src_mask) if memory is None else memory
+        memory = model.encode(batch.src, batch.src_mask)
         x = model.decode(memory, batch.src_mask, batch.tgt, batch.tgt_mask)  # (B, T, D)
     real = batch.tgt_y != PAD  # (B, T)
     losses = x.new_zeros(real.shape)

@@ -568,7 +568,7 @@ ladder_chart(climbed)
 #
 # Diversification reads fewer pairs than *long*, and ends higher, with either k. With one seed each that is no verdict.
 #
-# *Final* took translations by chapter 9's model. On the tests its two seeds show no clear gain over that model. Nor did a rung on a GPU (`python -m scripts.studies.students agreed`). R-Drop alone and several teachers at once have no record yet.
+# *Final* took translations by chapter 9's model. On the tests its two seeds show no clear gain over that model. Nor did a [rung on a GPU](../results/archive/gpu-agreed-1.json). R-Drop alone and several teachers at once have no record yet.
 #
 # *Risk-long* goes on from the weights of chapter 9's model. It writes eight texts for each training source by beam search, and learns from their risk, with BLEU as the mark, and from the reference by cross-entropy ([`risk.py`](../scripts/studies/risk.py)). With a beam BLEU rises on validation, from chapter 9's 42.3 to between 42.5 and 43.1 (four seeds). Greedy BLEU falls a little. Much of the gain may be length: chapter 9's model writes 3% too few words, and another length penalty (1.4, the best on validation) alone brings it to 42.7. *Risk-again* goes on from two of these seeds, and gains nothing more.
 #

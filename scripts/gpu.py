@@ -36,10 +36,8 @@ ITEMS = [
     Item("truth", 2.0, "pytest -q -rf --tb=no --noconftest tests/test_steps_agree.py"),
     Item("small-2", 2.0, "scripts.train --seed 2 --device cuda --name gpu-small-2"),
     Item("small-3", 2.0, "scripts.train --seed 3 --device cuda --name gpu-small-3"),
-    Item("agreed-1", 4.0, "scripts.studies.students agreed --save"),
     Item("waterfall-small", 1.0, "scripts.studies.waterfall small --save"),
     Item("waterfall-base", 4.0, "scripts.studies.waterfall base --save"),
-    Item("taught-1", 3.0, "scripts.studies.students taught --save"),
     Item("base-1", 7.0, "scripts.train --preset base --device cuda --name gpu-base-1"),
 ]
 

@@ -26,7 +26,7 @@ def test_every_number_has_a_domain_and_every_domain_a_number():
     ("name", "inside", "outside"),
     [
         ("dropout", (0, 0.5, math.nextafter(1, 0)), (1, -1e-9, math.nan, math.inf)),
-        ("taught", (0, 1), (-1e-9, 1.0001, "0", None)),
+        ("smoothing", (0, 1), (-1e-9, 1.0001, "0", None)),
         ("lr", (1e-30, 1e30), (0, -1, math.inf)),
         ("clip", (0, math.inf), (-1,)),
         ("top_p", (1e-9, 1), (0, 1.5)),

@@ -18,12 +18,6 @@ FAULTS = {
         "return self.contract(self.expand(x).relu())",
         "test_ch04_encoder_decoder.py",
     ),
-    "teachers are averaged before the softmax": (
-        "studies/distill",
-        "teacher.generator(x).float().softmax(dim=-1)",
-        "teacher.generator(x).float().log_softmax(dim=-1)",
-        "test_studies_best.py",
-    ),
     "values are made from the keys' input": (
         "ch02_*",
         "v = split_heads(self.project_value(value), self.h)",

@@ -1,81 +1,66 @@
 """The best translator's recipe: losses, pairs, what resumes, and that the records are of it."""
 
 from functools import partial
+from signal import SIGTERM
 
 import pytest
 import torch
 from conftest import ROOT
 from torch.testing import assert_close
 
-from scripts.book.instruments import scramble
 from scripts.book.records import ARCHIVE, RESULTS, load_record
-from scripts.ch04_encoder_decoder import make_model
-from scripts.ch06_training import EOS, PAD, Batch, LabelSmoothing
-from scripts.ch07_multi30k import encode_pairs, make_batch, pad_rows
+from scripts.ch06_training import EOS, LabelSmoothing
+from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch21_learning_from_models import risk_of_candidates, sequence_log_probs
 from scripts.core.checkpoints import load_tensors, weights
-from scripts.core.models import STUDIED, load_model
-from scripts.core.settings import build_model
-from scripts.corpora.load import load_corpus
+from scripts.core.data import TrainingData
+from scripts.core.models import load_model
+from scripts.core.settings import TrainConfig
+from scripts.core.signals import Stopped, StopSignal
 from scripts.fast.fast import FAST, PLAIN, fast_loss
-from scripts.fast.run import fit, training_of
-from scripts.studies import best, lessons, risk, students
-from scripts.studies.distill import distill_loss, taught_loss
-from scripts.studies.lessons import (
-    LessonConfig,
-    Workshop,
-    diversified,
-    lesson_loss,
-    lesson_of,
-    sound,
-)
-from scripts.studies.risk import Judged, RiskTraining, bleu_risks, risk_loss
+from scripts.fast.run import training_of
+from scripts.studies import best, lessons, risk
+from scripts.studies.lessons import LessonConfig, Workshop, diversified, lesson_loss, sound
+from scripts.studies.risk import RiskTraining, bleu_risks, risk_loss
 
-VOCAB = 14
 CRITERION = LabelSmoothing(0.1)
-TINY = {"corpus": "few", "device": "cpu", **lessons.TINY}
+FIRST = ROOT / "models" / "sample-de-en"  # where trainings start here
 TEXTS = [[[7, 9, 30], [8]], [[5, 6, 7, 8, 9, 10]], [[40, 41], [42], [43, 44, 45]]]
+RISKS = [[0.3, 0.9], [0.5], [0.1, 0.2, 0.8]]
 
 
 # Minimum risk.
 
 
-@pytest.fixture(scope="module")
-def trained():
-    return load_model(ROOT / "models" / "sample-de-en")
-
-
-@pytest.fixture(scope="module")
-def pairs(trained):
-    return encode_pairs(load_corpus("sample")["train"][:3], trained.tokenizer)
-
-
-@pytest.fixture(scope="module")
-def batch(pairs) -> Judged:
-    full, counts = [], []
-    for pair, texts in zip(pairs, TEXTS, strict=True):
-        full += [pair.tgt, *([pair.tgt[0], *ids, EOS] for ids in texts)]
-        counts.append(1 + len(texts))
-    risks = torch.tensor([0, 0.3, 0.9, 0, 0.5, 0, 0.1, 0.2, 0.8])
-    return Judged(pad_rows([pair.src for pair in pairs]), pad_rows(full), counts, risks)
+@pytest.fixture
+def make(forty_pairs, tmp_path, monkeypatch):
+    """make() is a training by risk from shipped weights, on forty pairs."""
+    monkeypatch.setattr(risk, "AHEAD", 2)
+    monkeypatch.setattr(risk, "CANDIDATES", 2)
+    changes = {"max_tokens": 128, "device": "cpu", "average": 0, "risk": 150.0}
+    config = LessonConfig(**vars(load_model(FIRST).config) | changes)
+    kind = partial(RiskTraining, start=FIRST / "model.safetensors")
+    return partial(training_of, config, forty_pairs, tmp_path, loss_for=lesson_loss, kind=kind)
 
 
 @pytest.mark.parametrize("switches", [FAST, PLAIN], ids=["fast", "plain"])
-def test_loss_and_gradient_are_those_of_chapter_21_beside_cross_entropy(
-    trained, pairs, batch, switches
-):
+def test_loss_and_gradient_are_those_of_chapter_21_beside_cross_entropy(make, switches):
     """On rows and on rectangles; each source's risk counts once for each token of its reference."""
-    model = trained.model.eval()
+    training = make()
+    training.load()
+    judged = (zip(*both, strict=True) for both in zip(TEXTS, RISKS, strict=True))
+    training.attempts = {i: [*attempts] for i, attempts in enumerate(judged)}
+    model, pairs, batch = training.model.eval(), training.examples[:3], training.judged(range(3))
     expected, nll = fast_loss(model, make_batch(pairs), CRITERION)
     log_probs = sequence_log_probs(model, batch.src, [[[*t, EOS] for t in ts] for ts in TEXTS])
     lengths = torch.tensor([len(t) + 1 for ts in TEXTS for t in ts])
-    risks = batch.risks[~batch.is_reference]
+    risks = torch.tensor(sum(RISKS, []))
     by_source = risk_of_candidates(log_probs / lengths, risks, [2, 1, 3], 6.0)  # (B,)
     targets = torch.tensor([len(pair.tgt) - 1.0 for pair in pairs])
     expected = expected + 150 * (by_source @ targets)
     parameters = list(model.parameters())
     slopes = torch.autograd.grad(expected, parameters)
-    loss, same = risk_loss(model, batch, CRITERION, 150.0, 6.0, switches)
+    loss, same = risk_loss(model, batch, CRITERION, 150.0, switches)
     assert_close(loss, expected, rtol=1e-5, atol=1e-4)
     assert_close(same, nll, rtol=1e-5, atol=1e-4)
     for found, slope in zip(torch.autograd.grad(loss, parameters), slopes, strict=True):
@@ -91,104 +76,27 @@ def test_a_risk_is_one_minus_the_sentences_bleu():
     assert one == pytest.approx(1 - (7 / 8 * 6 / 8 * 4 / 7 * 3 / 6) ** 0.25, abs=1e-6)
 
 
-def test_a_run_starts_from_its_weights_judges_its_own_texts_and_resumes_to_the_bit(
-    trained, forty_pairs, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(risk, "AHEAD", 2)
-    settings = vars(trained.config) | {"max_tokens": 128, "device": "cpu", "average": 0}
-    config = LessonConfig(**settings | {"risk": 10.0, "candidates": 2, "sharpness": 6.0})
-    start = ROOT / "models/sample-de-en/model.safetensors"
-    make = partial(training_of, config, forty_pairs, loss_for=lesson_loss)
-    make = partial(make, kind=partial(RiskTraining, start=start))
-
+def test_a_run_starts_from_its_weights_judges_its_own_texts_and_resumes_to_the_bit(make):
     def steps(training, count):
         training.load()
         training.model.train()
         for _ in range(count):
             training.step()
-        return training
+        return weights(training.model)
 
-    whole = make(tmp_path / "whole")
-    shipped = weights(trained.model)
+    whole = make()
+    shipped = weights(load_model(FIRST).model)
     assert all(tensor.equal(shipped[name]) for name, tensor in weights(whole.model).items())
-    steps(whole, 3)
-    decode, (pair, *_) = trained.tokenizer.decode, whole.attempts
-    judged = whole.judged([pair])
-    texts = [decode(ids) for ids, _ in whole.attempts[pair]]
-    risks = bleu_risks(texts, decode(forty_pairs.train[pair].tgt))
-    assert_close(judged.risks, torch.tensor([0.0, *risks]))
-    steps(make(tmp_path / "parts"), 1).save()
-    resumed = make(tmp_path / "parts", resume=True)
-    with monkeypatch.context() as patched:  # the texts that were kept are taken
-        patched.setattr(RiskTraining, "write", lambda *_: pytest.fail("it wrote again"))
-        steps(resumed, 1)
-    resumed.step()
-    ends = weights(whole.model), weights(resumed.model)
-    assert all(tensor.equal(ends[1][name]) for name, tensor in ends[0].items())
-
-
-# Teachers.
-
-
-def a_model(seed, dropout=0.0):
-    torch.manual_seed(seed)
-    model = make_model(VOCAB, VOCAB, N=2, d_model=16, d_ff=24, h=2, dropout=dropout, tie="all")
-    scramble(model)
-    return model.double()
-
-
-def test_the_taught_loss_is_kullback_leiblers_and_the_corpus_part_stays():
-    torch.manual_seed(1)
-    logits = torch.randn(5, VOCAB, dtype=torch.float64, requires_grad=True)
-    labels = torch.tensor([4, 9, PAD, 3, PAD])
-    probs = torch.rand(5, VOCAB, dtype=torch.float64).softmax(-1)
-    loss, nll = taught_loss(logits, labels, probs, CRITERION, 0.3)
-    real, log_p = labels != PAD, logits.log_softmax(-1)
-    apart = torch.nn.functional.kl_div(log_p[real], probs[real], reduction="sum")
-    entropy = -(probs[real] * probs[real].log()).sum()
-    own, same = CRITERION(logits, labels)
-    assert_close(loss, 0.7 * own + 0.3 * (apart + entropy))
-    assert_close(nll, same)
-    (slope,) = torch.autograd.grad(loss, logits)
-    assert not slope[~real].any()
-
-
-def test_a_student_hears_the_mean_of_its_teachers_probabilities():
-    """Without dropout, and no gradient reaches them; alone, a model is its own teacher."""
-    src = torch.tensor([[5, 6, 7, 8, EOS], [9, 10, EOS, PAD, PAD]])
-    batch = Batch(src, torch.tensor([[2, 5, 7, 9, EOS], [2, 8, EOS, PAD, PAD]]))
-    teachers = [a_model(1, dropout=0.5).train(), a_model(2, dropout=0.5).eval()]
-    student = a_model(3)
-    loss, _ = distill_loss(student, batch, CRITERION, teachers, 1.0)
-    loss.backward()
-    assert [one.training for one in teachers] == [True, False]
-    assert all(p.grad is None for one in teachers for p in one.parameters())
-    real, logits = batch.tgt_y != PAD, []
-    for model in (*(one.eval() for one in teachers), student):
-        memory = model.encode(batch.src, batch.src_mask)
-        x = model.decode(memory, batch.src_mask, batch.tgt, batch.tgt_mask)
-        logits.append(model.generator(x)[real].detach())
-    mean = (logits[0].softmax(-1) + logits[1].softmax(-1)) / 2
-    apart = -(mean * logits[2].log_softmax(-1)).sum()
-    assert_close(loss.detach(), apart, rtol=1e-6, atol=0.0, check_dtype=False)
-    own = a_model(4)
-    distill_loss(own, batch, CRITERION, [own], 1.0)[0].backward()
-    assert all(p.grad.abs().max() < 1e-5 for p in own.parameters())
-
-
-def test_a_lesson_leaves_a_plain_model_and_is_refused_where_it_makes_no_sense(
-    forty_pairs, tmp_path
-):
-    config = LessonConfig(**TINY | {"taught": 0.5, "epochs": 1, "average": 0})
-    teacher = build_model(config, len(forty_pairs.tokenizer))
-    loss_for = partial(lesson_loss, teachers=[teacher])
-    history = fit(config, forty_pairs, tmp_path, loss_for=loss_for)
-    assert 0 < history[0]["train_loss"] < 20 and lesson_of(config) == {"taught": 0.5}
-    assert type(load_model(tmp_path).config) is not LessonConfig
-    with pytest.raises(ValueError, match="teachers"):
-        lesson_loss(config, torch.device("cpu"))
-    with pytest.raises(ValueError, match="r_drop"):
-        LessonConfig(**TINY | {"taught": 0.5, "r_drop": 1.0})
+    end, decode = steps(whole, 3), whole.data.tokenizer.decode
+    for pair, attempts in whole.attempts.items():
+        ids, risks = zip(*attempts, strict=True)
+        assert [*risks] == bleu_risks([*map(decode, ids)], decode(whole.examples[pair].tgt))
+    stop = StopSignal()
+    stop.number = SIGTERM  # after the first step: it is heeded where the model writes
+    with pytest.raises(Stopped, match="after step 2"):
+        make().train_epoch(stop)
+    resumed = steps(make(resume=True), 1)
+    assert all(tensor.equal(resumed[name]) for name, tensor in end.items())
 
 
 # Pairs.
@@ -207,33 +115,25 @@ def test_diversified_keeps_peoples_pairs_first_and_each_pair_once(forty_pairs):
     assert new.val == forty_pairs.val and new.corpus["val"] == forty_pairs.corpus["val"]
     assert sound(("ein Hund", "a dog")) and not sound(("ein Hund", " "))
     with pytest.raises(ValueError):
-        diversified(forty_pairs, [forward[:-1]])
+        diversified(forty_pairs, [forward[:-1]], [])
 
 
 # The recipe.
 
 
-class Noted(Workshop):
-    """A workshop that only notes what each run would be."""
-
-    def recorded(self, name, data, models, work, tests=True, **changes):
-        noted[name] = ({k: v for k, v in models.items() if v}, tests, self.config(name, **changes))
-        return name
-
-
-noted: dict = {}
-
-
 def test_the_records_are_of_the_recipe(monkeypatch):
     """Settings, and from whom each run learns, as recorded when the model was trained."""
-    noted.clear()
-    monkeypatch.setattr(Noted, "data", None)
-    monkeypatch.setattr(Noted, "more_pairs", lambda shop, *models: models)
+    noted = {}
+
+    def run(shop, name, models, data=None, tests=True, **changes):
+        noted[name] = models, tests, shop.config(name, **changes)
+        return name
+
+    monkeypatch.setattr(Workshop, "run", run)
+    monkeypatch.setattr(Workshop, "data", None)
     monkeypatch.setattr(best, "turned_around", lambda data: data)
-    monkeypatch.setattr(lessons, "pairs_sha256", lambda data: "")
-    shop = Noted("")
-    best.all_mean(shop, 3)
-    best.all_mean(shop, 1)
+    best.all_mean(Workshop(), 3)
+    best.all_mean(Workshop(), 1)
     parts = load_record("ladder-all-mean-3")["learned_from"]["mean_of"]
     assert {*parts, "all-mean-3", "reverse-onward-1", "reverse-onward-2"} <= noted.keys()
     assert {path.stem for path in RESULTS.glob("ladder-*.json")} == {f"ladder-{n}" for n in noted}
@@ -245,9 +145,10 @@ def test_the_records_are_of_the_recipe(monkeypatch):
         free = {"precision", "device", "name"}  # auto depends on the machine
         settings = {key: settings[key] for key in settings.keys() & {*record["config"]} - free}
         assert settings.items() <= record["config"].items()
-        digests = {"start", "mean_of", "pairs"}
-        lesson = {k: v for k, v in record["lesson"].items() if k not in digests}
-        assert lesson == {k: v for k, v in lesson_of(config).items() if k not in digests}
+        assert record["lesson"].get("risk", 0.0) == config.risk
+        if config.risk:
+            constants = record["lesson"]["candidates"], record["lesson"]["sharpness"]
+            assert constants == (risk.CANDIDATES, risk.SHARPNESS)
 
 
 @pytest.mark.parametrize("path", sorted(ARCHIVE.glob("*.json")), ids=lambda path: path.stem)
@@ -257,52 +158,52 @@ def test_an_archived_record_says_which_commit_has_its_command(path):
     assert record["repeat"] == f"git checkout {commit} && {record['command']}"
 
 
-def test_a_step_on_record_is_skipped_one_that_stopped_goes_on_and_the_mean_is_one(
-    monkeypatch, tmp_path
-):
-    """At tiny size, from nothing: a model, two that go on from it on pairs that it writes."""
+@pytest.fixture
+def shop(forty_pairs, monkeypatch, tmp_path):
+    """A workshop whose first model is small, on a few pairs, in an empty folder of runs."""
+    pairs, encoded = forty_pairs.corpus["train"], forty_pairs.train
+    corpus = {"train": pairs[:12], "val": pairs[:4], "test": pairs[:2]}
+    data = TrainingData(corpus, forty_pairs.tokenizer, encoded[:12], encoded[:4])
+    monkeypatch.setattr(Workshop, "data", data)
+    monkeypatch.setattr(risk, "CANDIDATES", 2)
+    monkeypatch.setattr(lessons, "STUDIED", FIRST)
+    monkeypatch.setattr(best, "FIRST", FIRST.name)
+    monkeypatch.setattr(best, "step_back", lambda: None)
+    monkeypatch.setitem(lessons.PRESETS, "small", load_model(FIRST).config)
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
-    monkeypatch.setattr(best, "reverse_onward", lambda shop, seed: best.small(shop))
-    shop = Workshop("make {name}", tiny=True)
-    start = best.small(shop)
-    assert start == "small-1"
-    runs = [best.widened(shop, seed) for seed in (1, 2)]
-    record = load_record("record", shop.folder("widened-1"))
-    assert record["repeat"] == "make widened-1" and record["rung"] == "widened"
-    assert record["learned_from"]["start"] == ["small-1"]
-    assert record["their_sha256"] == {"small-1": shop.digest("small-1")}
-    assert record["train_pairs"] > len(shop.data.train)
-    mean = shop.folder(shop.mean("all-mean-1", runs, start))
+    return Workshop()
+
+
+def test_the_recipe_skips_what_is_on_record_and_goes_on_with_what_stopped(shop, monkeypatch):
+    folder = shop.folder(best.all_mean(shop, 1))
+    folders = {path.parent.name: path.parent for path in folder.parent.glob("*/record.json")}
+    records = {name: load_record("record", path) for name, path in folders.items()}
+    wide, risky = records["ladder-widened-1"], records["ladder-risk-again-1"]
+    assert wide["repeat"] == "python -m scripts.studies.best --only widened-1 --save"
+    assert wide["their_sha256"]["reverse-onward-2"] == shop.digests(["reverse-onward-2"])
+    assert wide["train_pairs"] > len(shop.data.train) == risky["train_pairs"]
+    losses = [record["history"][0]["train_loss"] for record in (risky, wide)]
+    assert losses[0] > 2 * losses[1]  # risk weighs 150
+    assert type(load_model(folder).config) is TrainConfig  # a plain model
+    runs = records["ladder-all-mean-1"]["learned_from"]["mean_of"]
     tensors = [load_tensors(shop.folder(run) / "model.safetensors")[0] for run in runs]
-    for name, tensor in load_tensors(mean / "model.safetensors")[0].items():
-        expected = (tensors[0][name].double() + tensors[1][name].double()) / 2
+    for name, tensor in load_tensors(folder / "model.safetensors")[0].items():
+        expected = sum(each[name].double() for each in tensors) / 5
         assert_close(tensor.double(), expected, atol=1e-3, rtol=1e-3)
-    before = (shop.folder("widened-1") / "model.safetensors").read_bytes()
+    before = shop.digests(["widened-1"])
     (shop.folder("widened-1") / "record.json").unlink()  # stopped after the training
     best.widened(shop, 1)
-    assert (shop.folder("widened-1") / "model.safetensors").read_bytes() == before
+    assert shop.digests(["widened-1"]) == before
+    with pytest.raises(ValueError, match=r"another --lr \(0.001, now 1.0\)"):
+        shop.run("widened-2", {"start": [best.FIRST]}, lr=1.0)
     monkeypatch.setattr(lessons, "fit", None)  # all is on record: nothing trains
-    assert best.widened(shop, 2) == "widened-2"
-    with pytest.raises(ValueError, match="another run"):
-        shop.train("widened-2", shop.data, start, lr=1.0)
+    assert best.all_mean(shop, 1) == "all-mean-1"
 
 
-def test_the_command_does_one_step_and_refuses_what_is_none(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
-    assert best.main(["--only", "small-1", "--tiny"]) == 0
-    assert (tmp_path / "tiny/ladder-small-1/record.json").is_file()
+def test_the_command_does_one_step_and_refuses_what_is_none(shop, capsys):
+    assert best.main(["--only", "reverse-onward-1"]) == 0
+    record = load_record("record", shop.folder("reverse-onward-1"))
+    assert "test" not in record and len(record["history"]) == 5
     for wrong in ("risk", "muon-1"):
         assert best.main(["--only", wrong]) == 2
-    assert capsys.readouterr().err.count("\n") == 2
-    assert Workshop("").folder(STUDIED.name) == STUDIED
-
-
-@pytest.mark.parametrize("student", ["agreed", "taught"])
-def test_students_learn_on_a_cpu_at_tiny_size(student, monkeypatch, tmp_path):
-    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
-    assert students.main([student, "--tiny", "--device", "cpu"]) == 0
-    record = load_record("record", tmp_path / f"tiny/gpu-{student}-1")
-    kind = "forward" if student == "agreed" else "teachers"
-    assert record["learned_from"][kind] == ["small-1"]
-    assert record["config"]["r_drop"] == (5.0 if student == "agreed" else 0.0)
-    assert record["lesson"].get("taught", 0.0) == (0.5 if student == "taught" else 0.0)
+    assert capsys.readouterr().err.count("only must be") == 2

@@ -26,9 +26,8 @@ def few(forty_pairs, monkeypatch, tmp_path):
     for name, value in changes.items():
         monkeypatch.setattr(recipes, name, value)
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
-    recipes.teacher_texts.cache_clear()
-    yield forty_pairs
-    recipes.teacher_texts.cache_clear()
+    monkeypatch.setattr(recipes, "teacher_texts", recipes.teacher_texts.__wrapped__)  # no cache
+    return forty_pairs
 
 
 def task(row, seed=1):
@@ -44,16 +43,16 @@ def test_word_facts_are_right_where_they_are_known():
 
 
 def test_what_each_row_learns_from(few):
-    known = part_indices(40, 4)
-    read = {row: recipes.read_by(SETTING, task(row))[0] for row in (ALL, PART, REVERSE, GREEDY)}
-    people = [few.corpus["train"][i] for i in known]
-    assert read[ALL] is few and read[PART].corpus["train"] == people
-    assert read[REVERSE].corpus["train"] == [(english, german) for german, english in people]
-    back = read[GREEDY].corpus["train"]
-    assert [back[i] for i in known] == people
-    assert [e for _, e in back] == [e for _, e in few.corpus["train"]]  # people wrote this side
-    taught, facts = recipes.read_by(SETTING, task(TAUGHT))
-    assert [g for g, _ in taught.corpus["train"]] == [g for g, _ in few.corpus["train"]]
+    known, people = part_indices(40, 4), few.corpus["train"]
+    rows = (ALL, PART, REVERSE, GREEDY, TAUGHT)
+    read = {row: recipes.read_by(SETTING, task(row)) for row in rows}
+    pairs = {row: data.corpus["train"] for row, (data, _) in read.items()}
+    assert pairs[ALL] is people and pairs[PART] == [people[i] for i in known]
+    assert pairs[REVERSE] == [(english, german) for german, english in pairs[PART]]
+    assert [pairs[GREEDY][i] for i in known] == pairs[PART]
+    assert [e for _, e in pairs[GREEDY]] == [e for _, e in people]  # people wrote this side
+    assert [g for g, _ in pairs[TAUGHT]] == [g for g, _ in people]
+    facts = read[TAUGHT][1]
     assert facts["teacher"]["model"] == "sample-de-en" and facts["train_bleu"] > 50
 
 
@@ -62,9 +61,9 @@ def test_a_model_that_others_need_is_trained_once(few, monkeypatch):
     monkeypatch.setattr(recipes, "train_row", None)  # training would fail now
     again = recipes.kept_model(SETTING, REVERSE, 2e-3, 1)
     assert all(map(torch.equal, first.model.parameters(), again.model.parameters()))
-    facts = {name: recipes.read_by(SETTING, task(*name))[1] for name in ((GREEDY, 1), (SAMPLED, 1))}
-    assert facts[GREEDY, 1] == recipes.read_by(SETTING, task(GREEDY, SWEEP))[1]
-    assert facts[GREEDY, 1] != facts[SAMPLED, 1]
+    wanted = ((GREEDY, SWEEP), (GREEDY, 1), (SAMPLED, 1))  # sweeps use the first that counts
+    swept, greedy, sampled = (recipes.read_by(SETTING, task(*row))[1] for row in wanted)
+    assert swept == greedy != sampled
     with pytest.raises(TypeError):
         recipes.kept_model(SETTING, REVERSE, 2e-3, 2)  # another seed
 
@@ -80,19 +79,19 @@ def test_each_row_is_scored_where_it_counts(few, row):
 
 
 @pytest.fixture
-def novice(forty_pairs):
+def novice(few):
     torch.manual_seed(0)
-    model = build_model(CONFIG, len(forty_pairs.tokenizer)).eval()
-    return Trained(model, forty_pairs.tokenizer, CONFIG)
+    return Trained(build_model(CONFIG, len(few.tokenizer)).eval(), few.tokenizer, CONFIG)
 
 
 def test_fine_tuning_works_on_a_copy_and_meets_the_same_sentences(few, novice):
     before, met = copy.deepcopy(novice.model.state_dict()), []
+    cross_entropy = recipes.cross_entropy(CONFIG)
 
     def loss(model, examples):
         met[-1].append(list(examples))
         assert not model.training
-        return recipes.cross_entropy(novice.config)(model, examples)
+        return cross_entropy(model, examples)
 
     for seed in (1, 1, 2):
         met.append([])
@@ -102,14 +101,14 @@ def test_fine_tuning_works_on_a_copy_and_meets_the_same_sentences(few, novice):
     assert all(torch.equal(t, before[n]) for n, t in novice.model.state_dict().items())
 
 
-def test_minimum_risk_lowers_the_risk_of_its_own_draws(forty_pairs, novice, monkeypatch):
+def test_minimum_risk_lowers_the_risk_of_its_own_draws(few, novice, monkeypatch):
     for name, value in {"STEPS": 12, "SENTENCES": 4, "CANDIDATES": 6, "SHARPNESS": 0.3}.items():
         monkeypatch.setattr(recipes, name, value)
-    few = forty_pairs.train[:4]
+    some = few.train[:4]
 
     @torch.no_grad()
     def risk(model):
-        return sum(recipes.minimum_risk(novice, seed)(model, few).item() for seed in range(5))
+        return sum(recipes.minimum_risk(novice, seed)(model, some).item() for seed in range(5))
 
-    model = recipes.fine_tuned(novice, few, recipes.minimum_risk(novice, 1), 2e-3, 1)
+    model = recipes.fine_tuned(novice, some, recipes.minimum_risk(novice, 1), 2e-3, 1)
     assert risk(model) < risk(novice.model)

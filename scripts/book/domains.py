@@ -36,11 +36,7 @@ DOMAINS = {
     "seed": f"from 0 to {2**63 - 1:,}",  # what PyTorch's generators take
     "average": "at least 0 (0: off)",
     "save_every": "at least 0 (0: only after epochs)",
-    # The ladder's lessons.
-    "taught": "from 0 to 1",
     "risk": "at least 0 (0: off)",
-    "candidates": "from 0 to 100 (0: none)",
-    "sharpness": "at least 0",
     # Searching. A wider beam costs memory and, as chapter 8 shows, gains nothing.
     "beam": "from 1 to 100 (1: greedy)",
     "alpha": "from 0 to 10",

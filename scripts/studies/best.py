@@ -13,61 +13,46 @@ from scripts.core.models import STUDIED
 from scripts.studies.lessons import Workshop
 from scripts.studies.runner import one_thread, step_back
 
+FIRST = STUDIED.name  # chapter 9's model: `python -m scripts.train --preset small` makes it
+
 # From trained weights one goes on in smaller steps.
 WIDENED = {"dropout": 0.3, "lr": 1e-3, "warmup": 200, "epochs": 2, "average": 2}
-BY_RISK = {"risk": 150.0, "candidates": 8, "sharpness": 6.0, "lr": 2e-4, "warmup": 30}
-BY_RISK |= {"epochs": 1, "average": 0, "max_tokens": 1024, "step": "eager", "precision": "float32"}
-
-
-def small(shop: Workshop, seed: int = 1) -> str:
-    """1. Chapter 9's model, from nothing: the small preset. It ships, so it is at hand."""
-    if STUDIED.is_dir() and not shop.tiny:
-        return STUDIED.name
-    return shop.train(f"small-{seed}", shop.data)
+BY_RISK = {"risk": 150.0, "lr": 2e-4, "warmup": 30, "epochs": 1, "average": 0, "max_tokens": 1024}
+BY_RISK |= {"step": "eager", "precision": "float32"}
 
 
 def reverse_onward(shop: Workshop, seed: int) -> str:
-    """2. Two models that translate back, from the weights of the first, with fresh rates."""
-    data = turned_around(shop.data)
-    start = small(shop)
-    changes = {"epochs": 5, "average": 3}
-    return shop.train(f"reverse-onward-{seed}", data, start, tests=False, **changes)
+    """1. Two models that translate back, from the weights of chapter 9's, with fresh rates."""
+    name, data = f"reverse-onward-{seed}", turned_around(shop.data)
+    return shop.run(name, {"start": [FIRST]}, data, tests=False, epochs=5, average=3)
 
 
 def widened(shop: Workshop, seed: int) -> str:
-    """3. Two more epochs, on pairs in up to four wordings, which the three models write."""
-    start = small(shop)
+    """2. Two more epochs, on pairs in up to four wordings, which the three models write."""
     reverse = [reverse_onward(shop, 1), reverse_onward(shop, 2)]
-    data = shop.more_pairs([start], reverse)
-    written_by = {"forward": [start], "reverse": reverse}
-    return shop.train(f"widened-{seed}", data, start, **written_by, **WIDENED)
+    models = {"start": [FIRST], "forward": [FIRST], "reverse": reverse}
+    return shop.run(f"widened-{seed}", models, **WIDENED)
 
 
 def risk_long(shop: Workshop, seed: int) -> str:
-    """4. Minimum risk on eight texts of the model's own beam, from chapter 9's weights."""
-    return shop.train(f"risk-long-{seed}", shop.data, small(shop), **BY_RISK)
+    """3. Minimum risk on eight texts of the model's own beam, from chapter 9's weights."""
+    return shop.run(f"risk-long-{seed}", {"start": [FIRST]}, **BY_RISK)
 
 
 def risk_again(shop: Workshop, seed: int) -> str:
-    """5. The same once more, from where one of these ended."""
-    return shop.train(f"risk-again-{seed}", shop.data, risk_long(shop, seed), **BY_RISK)
+    """4. The same once more, from where one of these ended."""
+    return shop.run(f"risk-again-{seed}", {"start": [risk_long(shop, seed)]}, **BY_RISK)
 
 
 def all_mean(shop: Workshop, seed: int) -> str:
-    """6. The mean of five runs' weights; validation chooses its length penalty, as for each."""
+    """5. The mean of five runs' weights; validation chooses its length penalty, as for each."""
     runs = [risk_long(shop, seed), risk_long(shop, seed + 1), risk_again(shop, seed)]
     runs += [widened(shop, seed), widened(shop, seed + 1)]
-    return shop.mean(f"all-mean-{seed}", runs, small(shop))
+    return shop.run(f"all-mean-{seed}", {"start": [FIRST], "mean_of": runs})
 
 
-STEPS = {
-    "small": small,
-    "reverse-onward": reverse_onward,
-    "widened": widened,
-    "risk-long": risk_long,
-    "risk-again": risk_again,
-    "all-mean": all_mean,
-}
+RECIPE = (reverse_onward, widened, risk_long, risk_again, all_mean)
+STEPS = {step.__name__.replace("_", "-"): step for step in RECIPE}
 
 
 @dataclass
@@ -76,8 +61,6 @@ class BestOptions:
 
     only: str = "all-mean-3"
     """The step to do, NAME-SEED, with what it needs."""
-    tiny: bool = False
-    """All of it at tiny size, on a few pairs of the sample corpus."""
     save: bool = False
     """Write each step's record to results/ladder-NAME-SEED.json, too."""
 
@@ -88,13 +71,11 @@ class BestOptions:
 
 
 def run_recipe(options: BestOptions) -> None:
-    """Train the model that ships, from nothing, or the steps of it that are missing."""
-    if not options.tiny:  # hours, beside other work
-        step_back()
+    """Train the model that ships, from chapter 9's, or the steps of it that are missing."""
+    step_back()  # hours, beside other work
     one_thread()
     name, _, seed = options.only.rpartition("-")
-    repeat = "python -m scripts.studies.best --only {name} --save"
-    shop = Workshop(repeat, tiny=options.tiny, save=options.save)
+    shop = Workshop(options.save)
     print(shop.folder(STEPS[name](shop, int(seed))))
 
 

@@ -9,9 +9,9 @@ penalty.
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,24 +76,19 @@ def masked_model(config: TrainConfig, gaps: Gaps) -> OneStack:
         for name in ("train", "val")
     )
     draw, fixed = torch.Generator().manual_seed(config.seed), torch.Generator().manual_seed(0)
-
-    def ask(examples: Sequence[Example], part: Sequence[int], generator: torch.Generator) -> Asked:
-        return asked_hidden([examples[i].tgt for i in part], vocab, generator)
-
     torch.manual_seed(config.seed)
     model = one_stack(config, vocab + 1)  # the pieces and the gap
 
+    def ask(examples: Sequence[Example], generator: torch.Generator, part: Sequence[int]) -> Asked:
+        return asked_hidden([examples[i].tgt for i in part], vocab, generator)
+
     def fill_gaps() -> OneStack:
-        questions = [ask(val, part, fixed) for part in token_batches(val, 1024)]
+        questions = [ask(val, fixed, part) for part in token_batches(val, 1024)]
         orders = [random.Random(f"{config.seed}:{epoch}") for epoch in range(config.epochs)]
-        fit_best(
-            model,
-            config,
-            [token_batches(train, config.max_tokens, order) for order in orders],
-            lambda part: ask(train, part, draw),
-            lambda: nats(model, questions, fast_stack_loss),
-            fast_stack_loss,
-        )
+        epochs = [token_batches(train, config.max_tokens, order) for order in orders]
+        batch_of = partial(ask, train, draw)
+        validate = partial(nats, model, questions, fast_stack_loss)
+        fit_best(model, config, epochs, batch_of, validate, fast_stack_loss)
         return model
 
     return trained_once(f"masked-{config.corpus}", model, config, fill_gaps)
@@ -102,17 +97,12 @@ def masked_model(config: TrainConfig, gaps: Gaps) -> OneStack:
 # Classifiers.
 
 
-@dataclass
-class Labelled:
-    """Captions with a gap, ids (B, T), and whether each is plural, (B,) of 0 and 1."""
+class Labelled(NamedTuple):
+    """Captions with a gap, and whether each is plural."""
 
-    ids: Tensor
-    plural: Tensor
-
-    @property
-    def ntokens(self) -> int:
-        """What the loss is divided by."""
-        return len(self.plural)
+    ids: Tensor  # (B, T)
+    plural: Tensor  # (B,), 0 or 1
+    ntokens: int  # B: what the loss is divided by
 
 
 def labelled(items: Sequence[GapItem], tokenizer: BPETokenizer) -> Labelled:
@@ -121,7 +111,8 @@ def labelled(items: Sequence[GapItem], tokenizer: BPETokenizer) -> Labelled:
     for item in items:
         before, behind = (tokenizer.encode(" ".join(part)) for part in (item.before, item.behind))
         rows.append([BOS, *before, len(tokenizer), *behind, EOS])
-    return Labelled(pad_rows(rows), torch.tensor([float(item.plural) for item in items]))
+    plural = torch.tensor([float(item.plural) for item in items])
+    return Labelled(pad_rows(rows), plural, len(items))
 
 
 def number_loss(
@@ -156,16 +147,12 @@ def encoder_run(config: TrainConfig, gaps: Gaps, items: Sequence[GapItem], pretr
     rounds = [drawn(len(items), random.Random(f"{config.seed}:{i}")) for i in range(ROUNDS)]
     config = replace(config, warmup=len(rounds[0]) * ROUNDS // 10)
 
+    def batch_of(part: Sequence[int]) -> Labelled:
+        return labelled([items[i] for i in part], gaps.tokenizer)
+
     def train() -> tuple[NumberClassifier, list[float], list[float]]:
-        losses = fit_best(
-            model,
-            config,
-            rounds,
-            lambda part: labelled([items[i] for i in part], gaps.tokenizer),
-            lambda: nats(model, val, number_loss),
-            number_loss,
-        )
-        return model, *losses
+        validate = partial(nats, model, val, number_loss)
+        return model, *fit_best(model, config, rounds, batch_of, validate, number_loss)
 
     @torch.no_grad()
     def logits(some: Sequence[GapItem]) -> Tensor:
@@ -180,10 +167,11 @@ def bag_run(gaps: Gaps, items: Sequence[GapItem]) -> Run:
     val = gaps.items["val"]
     bags = {penalty: fit_bag_of_words(items, penalty) for penalty in PENALTIES}
     best = max(bags, key=lambda penalty: share_right(bags[penalty](val), val))
-    captions = {name: len(gaps.items[name]) for name in JUDGED}
-    singular = sum(not item.plural for item in gaps.items["test"])
-    facts = {"penalty": best, "captions": captions, "labelled": len(items), "singular": singular}
-    return facts | shares(bags[best], gaps)
+    return shares(bags[best], gaps) | {
+        "captions": {name: len(gaps.items[name]) for name in JUDGED},
+        "labelled": len(items),
+        "singular": sum(not item.plural for item in gaps.items["test"]),
+    }
 
 
 def plan_runs(plan: Plan) -> None:

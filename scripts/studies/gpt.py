@@ -104,14 +104,6 @@ def packed(corpus: str) -> list[Run]:
 # Models.
 
 
-def next_loss(
-    model: ch17.OneStack, batch: Batch, criterion: LabelSmoothing
-) -> tuple[Tensor, Tensor]:
-    """`fast_stack_loss` of the targets of chapter 6's batch."""
-    mask = subsequent_mask(batch.tgt.size(1), batch.tgt.device)
-    return fast_stack_loss(model, ch17.Asked(batch.tgt, batch.tgt_y, mask), criterion)
-
-
 class LanguageRow(StudyRow):
     """One stack that is asked for the next character of a target."""
 
@@ -120,8 +112,15 @@ class LanguageRow(StudyRow):
         return one_stack(config, vocab, positions="learned", max_len=LONGEST + 2)
 
     def loss_of(self, config: TrainConfig) -> LossOf:
-        """Chapter 17's question about chapter 6's batch, by the fast path."""
-        return next_loss
+        """Chapter 17's question about the targets of chapter 6's batch, by the fast path."""
+
+        def loss(
+            model: ch17.OneStack, batch: Batch, criterion: LabelSmoothing
+        ) -> tuple[Tensor, Tensor]:
+            asked = ch17.Asked(batch.tgt, batch.tgt_y, subsequent_mask(batch.tgt.size(1)))
+            return fast_stack_loss(model, asked, criterion)
+
+        return loss
 
 
 def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:

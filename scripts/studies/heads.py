@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy.stats import ttest_1samp
 from torch import Tensor
@@ -43,21 +44,16 @@ def word_translation(
     Every English word comes from one German word of its sentence, or from none (""), all positions
     being equally likely. `rounds` of expectation maximisation, from the uniform distribution.
     """
-    ids: dict[tuple[str, str], int] = {}
-    cells, groups = [], []  # for each word pair of each sentence: its id, and what it explains
-    targets = ((german, target) for german, english in pairs for target in english)
-    for group, (german, target) in enumerate(targets):
-        cells += [ids.setdefault((source, target), len(ids)) for source in ("", *german)]
-        groups += [group] * (len(german) + 1)
-    last = {source: at for at, (source, _) in enumerate(ids)}  # a number for each German word
-    cell, owner, source_of = map(np.array, (cells, groups, [last[source] for source, _ in ids]))
-    p = np.ones(len(ids))
+    rows = [(("", *german), english) for german, english in pairs]
+    words = pd.DataFrame(rows, columns=["source", "target"]).explode("target", ignore_index=True)
+    links = words.explode("source").astype("category").rename_axis("word").reset_index()
+    links["p"] = 1.0
     for _ in range(rounds):
-        shares = p[cell]  # expectation: what explains each English word
-        shares /= np.bincount(owner, shares)[owner]
-        counts = np.bincount(cell, shares, len(ids))  # maximisation
-        p = counts / np.bincount(source_of, counts)[source_of]
-    return dict(zip(ids, p.tolist(), strict=True))
+        links["share"] = links["p"] / links.groupby("word")["p"].transform("sum")  # expectation
+        groups = (links.groupby(by, observed=True) for by in (["source", "target"], "source"))
+        of_pair, of_source = (group["share"].transform("sum") for group in groups)
+        links["p"] = of_pair / of_source  # maximisation
+    return links.groupby(["source", "target"], observed=True)["p"].first().to_dict()
 
 
 def split_words(text: str) -> list[str]:
@@ -91,8 +87,6 @@ class Judge:
         self.batches = [make_batch(examples[i : i + BATCH]).to(trained.device) for i in starts]
         self.layers = ch15.attention_layers(self.model)
         self.tokens = sum(batch.ntokens for batch in self.batches)
-        with torch.no_grad():
-            self.memories = [self.model.encode(b.src, b.src_mask) for b in self.batches]
         self.whole = self.losses([])
 
     def means(self) -> dict[str, Tensor]:
@@ -102,11 +96,8 @@ class Judge:
 
     def losses(self, heads: Sequence[Head], instead: Sequence[Tensor] = ()) -> Tensor:
         """Each pair's loss in nats (n,) without some heads, or with constants in their places."""
-        changed = any(kind == "encoder" for kind, _, _ in heads)
-        memories = [None] * len(self.batches) if changed else self.memories
         with heads_silenced([(self.layers[kind][n], h) for kind, n, h in heads], instead):
-            both = zip(self.batches, memories, strict=True)
-            return torch.cat([reference_losses(self.model, *of_batch) for of_batch in both])
+            return torch.cat([reference_losses(self.model, batch) for batch in self.batches])
 
     def cost(self, heads: Sequence[Head], instead: Sequence[Tensor] = ()) -> tuple[float, float]:
         """What is lost in nats a token, and the p of a t test over the pairs' losses."""

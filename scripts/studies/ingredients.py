@@ -5,7 +5,7 @@ stopped: finished runs are only read.
 """
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from scripts import runs_folder
 from scripts.book.command import GOES_ON, Command, as_typed
@@ -14,9 +14,8 @@ from scripts.book.records import recorded
 from scripts.ch12_going_fast import keep_memory
 from scripts.core.checkpoints import saved_states
 from scripts.core.data import TrainingData, prepare
-from scripts.core.models import load_model
 from scripts.core.settings import PRESETS, TrainConfig
-from scripts.fast.run import average_if_better, evaluate, fit
+from scripts.fast.run import average_if_better, fit
 from scripts.studies.runner import Run, kept_at
 
 RECIPE = "the recipe"
@@ -36,39 +35,30 @@ SEEDS, RECIPE_SEEDS = (1, 2), (1, 2, 3)  # the recipe's spread is the noise
 
 def scored_run(config: TrainConfig, data: TrainingData) -> Run:
     """A training and its scores on the validation split; trains only what isn't there yet."""
-    folder = writable(runs_folder() / f"ablate-{config.corpus}" / config.name)
+    folder = writable(runs_folder() / "ablate" / config.name)
 
     def train() -> Run:
         history = fit(config, data, folder, resume=bool(saved_states(folder)))
-        trained = load_model(folder)  # the best epoch's
-        means = average_if_better(config, data, folder, history)
-        return {
-            "seed": config.seed,
-            "parameters": sum(p.numel() for p in trained.model.parameters()),
-            "seconds": round(sum(row["seconds"] for row in history)),
-            "history": [round(row["val_bleu"], 3) for row in history],
-            "best": round(max(row["val_bleu"] for row in history), 3),
-            "mean of epochs": round(list(means.values())[-1], 3),
-            "beam": evaluate(trained, data.corpus["val"], config.beam, config.alpha)["bleu"],
-        }
+        *_, mean = average_if_better(config, data, folder, history).values()
+        bleus = [round(row["val_bleu"], 3) for row in history]
+        return {"history": bleus, "best": max(bleus), "mean of epochs": round(mean, 3)}
 
     run = kept_at(folder / "score.json", {"config": asdict(config)}, train)
-    return {key: value for key, value in run.items() if key != "config"}
+    del run["config"]
+    return {"seed": config.seed} | run
 
 
 @dataclass
 class IngredientsOptions:
-    """What is trained."""
+    """What becomes of the result."""
 
-    corpus: Literal["sample", "multi30k"] = "multi30k"
-    """What to learn from."""
     save: bool = False
-    """Keep the result as results/recipe-CORPUS.json, which the chapter shows."""
+    """Keep it as results/recipe-multi30k.json, which the chapter shows."""
 
 
 def ablate(options: IngredientsOptions) -> Run:
     """Train chapter 9's recipe with one ingredient changed at a time."""
-    base = replace(PRESETS["narrow"], corpus=options.corpus, device="cpu")
+    base = replace(PRESETS["narrow"], corpus="multi30k", device="cpu")
 
     def measure() -> Run:
         keep_memory()
@@ -78,10 +68,10 @@ def ablate(options: IngredientsOptions) -> Run:
             seeds = SEEDS if changes else RECIPE_SEEDS
             configs = [replace(base, seed=n, name=f"{slug}-{n}", **changes) for n in seeds]
             rows[name] = {"changes": changes, "runs": [scored_run(c, data) for c in configs]}
-        return {"corpus": options.corpus, "config": asdict(base), "rows": rows}
+        return {"corpus": base.corpus, "config": asdict(base), "rows": rows}
 
     command = as_typed("scripts.studies.ingredients", options)
-    return recorded(f"recipe-{options.corpus}", command, measure, options.save)
+    return recorded("recipe-multi30k", command, measure, options.save)
 
 
 main = Command("scripts.studies.ingredients", IngredientsOptions, ablate, interrupted=GOES_ON)

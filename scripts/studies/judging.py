@@ -1,6 +1,5 @@
 """Where a translator errs, chapter 10's record: `python -m scripts.studies.judging --save`."""
 
-import itertools
 import math
 from bisect import bisect
 from collections import Counter
@@ -17,16 +16,11 @@ from scripts.studies.searches import scores_of, searched, texts_of
 from scripts.studies.subject import Corpus, Pairs, StudyOptions, Texts, encoded, subject_command
 
 ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
-BEAMS = (1, 2, 3, 4, 5, 8, 12)
-LENGTH_EDGES = (1, 8, 11, 14, 18)  # words of the source: where each bucket begins
-FREQUENCY_EDGES = (0, 1, 3, 10, 100)  # occurrences in training: where each bucket begins
-LISTED, QUOTED = 10, 5  # sentences at either end, and with their texts: they aren't ours to publish
-
-
-def bucket_labels(edges: Sequence[int]) -> list[str]:
-    """The buckets' names: of (0, 1, 3) they are "0", "1–2" and "3+"."""
-    inner = itertools.pairwise(edges)
-    return [str(a) if b == a + 1 else f"{a}–{b - 1}" for a, b in inner] + [f"{edges[-1]}+"]
+BEAMS = (1, 5)  # greedy search, and the beam that the chapter judges
+# Buckets, and where each begins: words of a source, and a word's occurrences in training.
+LENGTHS = {"1–7": 1, "8–10": 8, "11–13": 11, "14–17": 14, "18+": 18}
+FREQUENCIES = {"0": 0, "1–2": 1, "3–9": 3, "10–99": 10, "100+": 100}
+QUOTED = 5  # sentences, no more: they aren't ours to publish
 
 
 def bleu_by_length(
@@ -37,9 +31,10 @@ def bleu_by_length(
     A length is a number of words between spaces. Buckets without a sentence are left out.
     """
     counts = ch10.sentence_parts(outputs, references)  # (N, 10)
-    buckets = np.digitize([max(1, len(text.split())) for text in sources], LENGTH_EDGES)  # (N,)
+    lengths = [max(1, len(text.split())) for text in sources]
+    buckets = np.digitize(lengths, [*LENGTHS.values()])  # (N,), from 1
     rng, table = np.random.default_rng(0), []
-    for number, label in enumerate(bucket_labels(LENGTH_EDGES), start=1):
+    for number, label in enumerate(LENGTHS, start=1):
         inside = np.flatnonzero(buckets == number)
         if len(inside):
             draws = rng.choice(inside, size=(samples, len(inside)), replace=True)
@@ -59,28 +54,22 @@ def plain_words(text: str) -> list[str]:
 def recall_by_frequency(
     outputs: Texts, references: Texts, training: Iterable[str]
 ) -> list[dict[str, Any]]:
-    """For each bucket of training frequency: the reference's words, and how many the output has.
+    """For each bucket of training frequency: the references' words, and how many outputs have.
 
-    A word counts as found at most as often as the output has it. `sentences` are those whose rarest
-    word falls into the bucket, `bleu` is theirs (None if there are none).
+    A word counts as found at most as often as the output has it.
     """
     seen = Counter(word for text in training for word in plain_words(text))
-    words, matched, rarest = Counter(), Counter(), [[] for _ in FREQUENCY_EDGES]
-    for i, texts in enumerate(zip(outputs, references, strict=True)):
+    edges, words, found = [*FREQUENCIES.values()], Counter(), Counter()
+    for texts in zip(outputs, references, strict=True):
         output, reference = (Counter(plain_words(text)) for text in texts)
-        buckets = {word: bisect(FREQUENCY_EDGES, seen[word]) - 1 for word in reference}
-        for word, bucket in buckets.items():
-            words[bucket] += reference[word]
-            matched[bucket] += min(reference[word], output[word])
-        if buckets:
-            rarest[min(buckets.values())].append(i)
+        for word, times in reference.items():
+            bucket = bisect(edges, seen[word]) - 1
+            words[bucket] += times
+            found[bucket] += min(times, output[word])
     table = []
-    for bucket, label in enumerate(bucket_labels(FREQUENCY_EDGES)):
-        sides = [[texts[i] for i in rarest[bucket]] for texts in (outputs, references)]
-        row = {"frequency": label, "words": words[bucket], "found": matched[bucket]}
-        row["recall"] = round(matched[bucket] / words[bucket], 4) if words[bucket] else None
-        row["sentences"] = len(rarest[bucket])
-        row["bleu"] = round(corpus_bleu(*sides).score, 2) if rarest[bucket] else None
+    for bucket, label in enumerate(FREQUENCIES):
+        row = {"frequency": label, "words": words[bucket], "found": found[bucket]}
+        row["recall"] = round(found[bucket] / words[bucket], 4) if words[bucket] else None
         table.append(row)
     return table
 
@@ -111,21 +100,15 @@ def by_penalty(trained: Trained, pairs: Pairs) -> list[dict[str, float]]:
     ]
 
 
-def worst_and_best(pairs: Pairs, outputs: Texts) -> dict[str, list[dict[str, Any]]]:
-    """Lines (from 1) and chrF2 of both ends; among equals the longest is best, the first `QUOTED`
-    with their texts.
+def worst(pairs: Pairs, outputs: Texts) -> list[dict[str, Any]]:
+    """The outputs of lowest chrF2, with their lines (from 1) and texts; among equals the shortest
+    reference comes first.
     """
     rows = []
     for line, ((source, reference), output) in enumerate(zip(pairs, outputs, strict=True), start=1):
         row = {"line": line, "chrf2": round(sentence_chrf(output, reference), 1)}
         rows.append(row | {"source": source, "reference": reference, "output": output})
-    rows.sort(key=lambda row: (row["chrf2"], len(row["reference"])))
-    ends = {"worst": rows[:LISTED], "best": rows[::-1][:LISTED]}
-    bare = ("line", "chrf2")
-    return {
-        end: some[:QUOTED] + [{key: row[key] for key in bare} for row in some[QUOTED:]]
-        for end, some in ends.items()
-    }
+    return sorted(rows, key=lambda row: (row["chrf2"], len(row["reference"])))[:QUOTED]
 
 
 def analyse_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> dict[str, Any]:
@@ -140,7 +123,6 @@ def analyse_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
     return {
         "split": split,
         "sentences": len(pairs),
-        "search": "beam 5, alpha 0.6",
         "signatures": {"bleu": corpus_bleu(outputs[5], references).signature},
         "beams": [{"beam": k} | scores_of(texts, references) for k, texts in outputs.items()],
         "penalties": by_penalty(trained, pairs),
@@ -149,7 +131,7 @@ def analyse_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
         "figures": {name: round(score, 2) for name, score in names.items()},
         "lengths": bleu_by_length([source for source, _ in pairs], outputs[5], references),
         "frequencies": recall_by_frequency(outputs[5], references, training),
-        **worst_and_best(pairs, outputs[5]),
+        "worst": worst(pairs, outputs[5]),
     }
 
 

@@ -11,11 +11,12 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
 import torch
+from scipy.stats import entropy
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -59,10 +60,10 @@ ROW = StudyRow("recipe")
 TuningLoss = Callable[[EncoderDecoder, Sequence[Example]], Tensor]  # of a model and some pairs
 
 
-def config_of(setting: Mapping[str, Any], row: str, lr: float, seed: int) -> TrainConfig:
+def config_of(setting: Mapping[str, Any], task: Run) -> TrainConfig:
     """The settings of a training."""
-    epochs = max(PASSES) if row == REVERSE else setting["epochs"]
-    return replace(TrainConfig(**setting), epochs=epochs, lr=lr, seed=seed)
+    epochs = max(PASSES) if task["row"] == REVERSE else setting["epochs"]
+    return replace(TrainConfig(**setting), epochs=epochs, lr=task["lr"], seed=task["seed"])
 
 
 # What models write.
@@ -91,9 +92,9 @@ def word_facts(texts: Sequence[str]) -> dict[str, float]:
     lines = [["<s>", *plain_words(text), "</s>"] for text in texts]
     firsts = Counter(word for line in lines for word in line[:-1])
     neighbours = Counter(pair for line in lines for pair in itertools.pairwise(line))
-    total = firsts.total()
-    entropy = -sum(n * math.log(n / firsts[a]) for (a, _), n in neighbours.items()) / total
-    return {"words": total - len(texts), "types": len(firsts) - 1, "entropy": round(entropy, 4)}
+    nats = entropy([*neighbours.values()]) - entropy([*firsts.values()])
+    words, types = firsts.total() - len(texts), len(firsts) - 1
+    return {"words": words, "types": types, "entropy": round(float(nats), 4)}
 
 
 def read_by(setting: Mapping[str, Any], task: Run) -> tuple[TrainingData, Run]:
@@ -112,8 +113,7 @@ def read_by(setting: Mapping[str, Any], task: Run) -> tuple[TrainingData, Run]:
         people, targets = map(list, zip(*unknown, strict=True))
         seed = max(1, task["seed"])  # a sweep uses the first of the models that count
         reverse = kept_model(setting, REVERSE, task["reverse_lr"], seed)
-        options = DecodeOptions(beam=1, sample=row == SAMPLED, seed=seed)
-        texts = translate(reverse, targets, options)
+        texts = translate(reverse, targets, DecodeOptions(beam=1, sample=row == SAMPLED, seed=seed))
         facts = {"facts": word_facts(texts), "people": word_facts(people)}
         facts["back_bleu"] = round(corpus_bleu(texts, people).score, 2)
         return ch21.back_translated(data, known, lambda _: texts), facts
@@ -123,9 +123,9 @@ def read_by(setting: Mapping[str, Any], task: Run) -> tuple[TrainingData, Run]:
 
 def kept_model(setting: Mapping[str, Any], row: str, lr: float, seed: int) -> Trained:
     """A model that others need; trained once, and kept."""
-    config = config_of(setting, row, lr, seed)
-    data, _ = read_by(setting, {"row": row, "seed": seed})
-    name = "-".join([row.replace(" ", "-"), setting["corpus"], f"{lr:g}", str(seed)])
+    task = {"row": row, "lr": lr, "seed": seed}
+    config, (data, _) = config_of(setting, task), read_by(setting, task)
+    name = f"{row}-{config.corpus}-{lr:g}-{seed}".replace(" ", "-")
     fresh = ROW.build(config, len(data.tokenizer))
     model = trained_once(name, fresh, config, lambda: train_row(ROW, config, data)[0])
     return Trained(model.eval(), data.tokenizer, config)
@@ -216,8 +216,8 @@ def tuned(setting: Mapping[str, Any], task: Run) -> Run:
     """A run of fine-tuning, by either loss, from the model of all pairs."""
     data, seed = data_of(setting["corpus"], setting["vocab"]), task["seed"]
     before = kept_model(setting, ALL, task["before_lr"], seed)
-    risk = task["row"] == RISK
-    loss_of = minimum_risk(before, seed) if risk else cross_entropy(before.config)
+    minimum = minimum_risk(before, seed)
+    loss_of = minimum if task["row"] == RISK else cross_entropy(before.config)
 
     def train() -> tuple[EncoderDecoder, list[float], list[float]]:
         model = fine_tuned(before, data.train, loss_of, task["lr"], seed)
@@ -247,9 +247,8 @@ def work(setting: Mapping[str, Any], task: Run) -> Run:
     if row in (MORE, RISK):
         return tuned(setting, task)
     data, facts = read_by(setting, task)
-    epochs = config_of(setting, row, task["lr"], 0).epochs
     score = student_scored if row in (ALL, TAUGHT) else scored
-    return one_run(ROW, {**setting, "epochs": epochs}, task, score, data) | facts
+    return one_run(ROW, asdict(config_of(setting, task)), task, score, data) | facts
 
 
 main = study_command("scripts.studies.recipes", BASE, plan_runs, work)

@@ -6,26 +6,24 @@ Sequence Learning" (2018). The mark is BLEU of the single sentence.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from scripts.book.domains import list_of_texts
 from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing
 from scripts.ch07_multi30k import pad_rows
 from scripts.ch12_going_fast import Layout
 from scripts.ch21_learning_from_models import risk_of_candidates
 from scripts.core.checkpoints import load_tensors, load_weights
+from scripts.core.signals import StopSignal
 from scripts.core.training import Training
 from scripts.fast.fast import FAST, FastPath, Switches
 from scripts.fast.translating import DecodeOptions, decode_hypotheses
-from scripts.studies.runner import kept_at
 
+CANDIDATES = 8  # of the beam's texts are judged
+SHARPNESS = 6.0  # what their scores are multiplied by to make Q
 AHEAD = 64  # steps whose candidates are written together, by the model as it then is
 ALPHA = 1.0  # of the beam that writes, and of the score from which Q is made
 Attempt = tuple[list[int], float]  # a text's ids, without bos and eos, and its risk
@@ -39,7 +37,6 @@ def bleu_risks(texts: Sequence[str], reference: str) -> list[float]:
     """
     from sacrebleu.metrics import BLEU
 
-    texts = list_of_texts("texts", texts)
     metric = BLEU(smooth_method="add-k", smooth_value=1, effective_order=True)
     return [1 - metric.sentence_score(text, [reference]).score / 100 for text in texts]
 
@@ -49,36 +46,23 @@ class Judged(NamedTuple):
 
     src: Tensor  # (B, S)
     full: Tensor  # (N, T + 1): bos, a text, eos, padding
-    counts: list[int]  # of each source's texts, the reference among them
+    owner: Tensor  # (N,): which source each text belongs to
+    is_reference: Tensor  # (N,), boolean
     risks: Tensor  # (N,); 0 for references
 
-    @property
-    def owner(self) -> Tensor:
-        """Which source each text belongs to: (N,)."""
-        counts = torch.tensor(self.counts, device=self.src.device)
-        return torch.arange(len(self.src), device=self.src.device).repeat_interleave(counts)
 
-    @property
-    def is_reference(self) -> Tensor:
-        """Which texts are references, each source's first: (N,)."""
-        owner = self.owner
-        return torch.cat((owner.new_ones(1, dtype=torch.bool), owner[1:] != owner[:-1]))
-
-
-def text_rows(
-    model: nn.Module, batch: Judged, switches: Switches = FAST
-) -> tuple[Tensor, Tensor, Tensor]:
+def text_rows(model: nn.Module, batch: Judged, switches: Switches) -> tuple[Tensor, Tensor, Tensor]:
     """The decoder's rows (M, D) for all texts, their labels (M,), and each row's text (M,).
 
     Each source is encoded once, however many texts it has.
     """
     path, packed = FastPath(switches), switches.packed
     tgt, labels = batch.full[:, :-1], batch.full[:, 1:]  # (N, T)
-    is_source, is_target, owner = batch.src != PAD, labels != PAD, batch.owner
+    is_source, is_target = batch.src != PAD, labels != PAD
     once, layout = Layout(is_source, packed), Layout(is_target, packed)
-    copied = Layout(is_source[owner], packed)  # a copy of its source for each text
+    copied = Layout(is_source[batch.owner], packed)  # a copy of its source for each text
     memory = once.spread(path.encode(model, batch.src, once))  # (B, S, D)
-    x = path.decode(model, copied.gather(memory[owner]), copied, tgt, layout)
+    x = path.decode(model, copied.gather(memory[batch.owner]), copied, tgt, layout)
     text = torch.arange(len(tgt), device=tgt.device).unsqueeze(1).expand_as(tgt)
     labels, text = layout.rows(labels), layout.rows(text)
     real = labels != PAD
@@ -90,13 +74,12 @@ def risk_loss(
     batch: Judged,
     criterion: LabelSmoothing,
     weight: float,
-    sharpness: float,
     switches: Switches = FAST,
 ) -> tuple[Tensor, Tensor]:
     """The references' two sums in nats; to the first, `weight` times the candidates' risk is added.
 
     A source's risk counts once for each token of its reference. Q is made from the score by which
-    a beam chooses, log P / length^α, times `sharpness`.
+    a beam chooses, log P / length^α, times `SHARPNESS`.
     """
     x, labels, text = text_rows(model, batch, switches)
     people = batch.is_reference[text]  # (M,)
@@ -107,25 +90,25 @@ def risk_loss(
     scores = chosen.new_zeros(len(batch.full)).index_add(0, text[~people], chosen)  # (N,)
     lengths = (batch.full[:, 1:] != PAD).sum(dim=1)  # (N,), eos counted
     scores = (scores / lengths**ALPHA)[~batch.is_reference]
-    counts = [count - 1 for count in batch.counts]
-    risks = risk_of_candidates(scores, batch.risks[~batch.is_reference], counts, sharpness)  # (B,)
+    counts = batch.owner[~batch.is_reference].bincount(minlength=len(batch.src)).tolist()
+    risks = risk_of_candidates(scores, batch.risks[~batch.is_reference], counts, SHARPNESS)  # (B,)
     return loss + weight * (risks @ lengths[batch.is_reference].to(risks.dtype)), nll
 
 
 class StartedTraining(Training):
-    """A training that begins with the weights in the file `start`, if there is one."""
+    """A training that begins with the weights in the file `start`."""
 
-    def __init__(self, *args: Any, start: Path | None = None, **named: Any):
+    def __init__(self, *args: Any, start: Path, **named: Any):
         super().__init__(*args, **named)
-        if start is not None and self.steps_taken == 0:
+        if self.steps_taken == 0:
             load_weights(self.model, load_tensors(start)[0], start)
 
 
 class RiskTraining(StartedTraining):
     """A training that judges the texts of the model's own beam.
 
-    The model writes for `AHEAD` steps at once. What it wrote is kept until it writes again, so that
-    a run that was stopped goes on with the same texts.
+    The model writes for `AHEAD` steps at once. A state is only saved before it writes, so that a
+    run that was stopped writes the same texts again.
     """
 
     def __init__(self, *args: Any, **named: Any):
@@ -135,38 +118,40 @@ class RiskTraining(StartedTraining):
 
     def step(self) -> None:
         """As in `Training`, on candidates that the model wrote before one of the last steps."""
-        first = self.done - self.done % AHEAD
-        if self.done == first or not self.attempts:
-            pairs = [*chain.from_iterable(*zip(*self.steps[first : first + AHEAD], strict=True))]
-            key = {"run": asdict(self.config), "epoch": self.epoch, "first": first}
-            texts = kept_at(self.folder / "attempts.json", key, partial(self.write, pairs))
-            self.attempts = dict(zip(pairs, texts["attempts"], strict=True))
+        if self.due():
+            steps = self.steps[self.done : self.done + AHEAD]
+            self.attempts = self.write([i for step in steps for batch in step for i in batch])
         super().step()
 
     def due(self) -> bool:
-        """Also before the model writes: no state may be older than the texts that are kept."""
-        return super().due() or self.done % AHEAD == 0
+        """Whether the model writes before the next step."""
+        return self.done % AHEAD == 0
 
-    def write(self, pairs: Sequence[int]) -> dict[str, list[list[Attempt]]]:
+    def heed(self, stop: StopSignal) -> None:
+        """As in `Training`, when the model is about to write."""
+        if self.due():
+            super().heed(stop)
+
+    def write(self, pairs: Sequence[int]) -> dict[int, list[Attempt]]:
         """The texts of the model's beam for the sources of these pairs, each with its risk."""
-        trained, count = self.trained, self.config.candidates
-        sources = [self.examples[i].src for i in pairs]
-        options = DecodeOptions(beam=count, alpha=ALPHA)
-        decode, judged = trained.tokenizer.decode, []
-        for i, best in zip(pairs, decode_hypotheses(trained, sources, options, count), strict=True):
+        sources, decode = [self.examples[i].src for i in pairs], self.trained.tokenizer.decode
+        options, attempts = DecodeOptions(beam=CANDIDATES, alpha=ALPHA), {}
+        beams = decode_hypotheses(self.trained, sources, options, CANDIDATES)
+        for i, best in zip(pairs, beams, strict=True):
             texts = [[token for token in one.ids if token != EOS] for one in best]
             risks = bleu_risks([*map(decode, texts)], decode(self.examples[i].tgt))
-            judged.append([*zip(texts, risks, strict=True)])
-        return {"attempts": judged}
+            attempts[i] = [*zip(texts, risks, strict=True)]
+        return attempts
 
     def judged(self, indices: Sequence[int]) -> Judged:
         """These pairs with their candidates, as one batch."""
-        full, counts, risks = [], [], []
-        for i in indices:
+        full, owner, is_reference, risks = [], [], [], []
+        for place, i in enumerate(indices):
             attempts = self.attempts[i]
             full += [self.examples[i].tgt, *([BOS, *ids, EOS] for ids, _ in attempts)]
-            counts.append(1 + len(attempts))
+            owner += [place] * (1 + len(attempts))
+            is_reference += [True] + [False] * len(attempts)
             risks += [0.0, *(risk for _, risk in attempts)]
         src = pad_rows([self.examples[i].src for i in indices])
-        sides = (self.take.sent(side) for side in (src, pad_rows(full)))
-        return Judged(*sides, counts, torch.tensor(risks, device=self.device))
+        texts = map(torch.tensor, (owner, is_reference, risks))
+        return Judged(*(part.to(self.device) for part in (src, pad_rows(full), *texts)))

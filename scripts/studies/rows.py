@@ -21,12 +21,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from scripts import runs_folder
 from scripts.book.files import writable
 from scripts.ch04_encoder_decoder import EncoderDecoder
-from scripts.ch06_training import LabelSmoothing, run_epoch
+from scripts.ch06_training import Batch, LabelSmoothing, run_epoch
 from scripts.ch07_multi30k import make_batch, token_batches
 from scripts.ch08_decoding import plain_translate
 from scripts.ch19_ablations import StudyRow
 from scripts.core.checkpoints import load_tensors, load_weights, save_tensors, weights
-from scripts.core.data import TrainingData, batches_of, prepare
+from scripts.core.data import TrainingData, batches_of, prepare, with_pairs
 from scripts.core.models import Trained
 from scripts.core.optimizers import make_optimizer
 from scripts.core.scores import corpus_bleu
@@ -99,15 +99,16 @@ def train_row(
     torch.manual_seed(config.seed)
     model = row.build(config, len(data.tokenizer))
     orders = [random.Random(f"{config.seed}:{epoch}") for epoch in range(1, config.epochs + 1)]
-    losses = fit_best(
-        model,
-        config,
-        [token_batches(data.train, config.max_tokens, order) for order in orders],
-        lambda part: make_batch([data.train[i] for i in part]),
-        lambda: validation_loss(model, row, config, data),
-        row.loss_of(config),
-    )
-    return model, *losses
+    epochs = [token_batches(data.train, config.max_tokens, order) for order in orders]
+    loss_of = row.loss_of(config)
+
+    def batch_of(part: Sequence[int]) -> Batch:
+        return make_batch([data.train[i] for i in part])
+
+    def validate() -> float:
+        return validation_loss(model, row, config, data)
+
+    return model, *fit_best(model, config, epochs, batch_of, validate, loss_of)
 
 
 def trained_once(
@@ -141,9 +142,7 @@ def part_indices(count: int, share: int) -> list[int]:
 def part_of(data: TrainingData, share: int) -> TrainingData:
     """1/`share` of the training pairs, as `part_indices` chooses them; the rest as it is."""
     indices = part_indices(len(data.train), share)
-    pairs = [data.corpus["train"][i] for i in indices]
-    train = [data.train[i] for i in indices]
-    return replace(data, corpus=data.corpus | {"train": pairs}, train=train)
+    return with_pairs(data, [data.corpus["train"][i] for i in indices])
 
 
 @cache
@@ -168,18 +167,16 @@ def bleu(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
 def outcome(train: Callable[[], tuple[Any, Losses, Losses]], score: Callable[[Any], Run]) -> Run:
     """What a run gave: its losses in nats, what `score` says of the model, and its seconds.
 
-    `train` gives the model and the losses of `fit_best`. `loss` is the best of validation, and None
-    if the run diverged.
+    `train` gives the model and the losses of `fit_best`. `loss` is the best of validation; a run
+    that diverged has None, and nothing else.
     """
-    start, run = time.perf_counter(), {"loss": None}
+    start = time.perf_counter()
     try:
         model, losses, trained = train()
-    except FloatingPointError as error:
-        run["diverged"] = str(error)
-    else:
-        run["loss"] = round(min(losses), 5)
-        run["losses"] = [round(loss, 5) for loss in losses]
-        run |= {"trained": [round(loss, 5) for loss in trained]} | score(model)
+    except FloatingPointError:
+        return {"loss": None}
+    losses, trained = ([round(loss, 5) for loss in each] for each in (losses, trained))
+    run = {"loss": min(losses), "losses": losses, "trained": trained} | score(model)
     return run | {"seconds": round(time.perf_counter() - start)}
 
 

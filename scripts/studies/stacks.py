@@ -99,10 +99,9 @@ class StackRow(StudyRow):
         """Chapter 18's question about chapter 6's batch, by the fast path."""
 
         def loss(model: OneStack, batch: Batch, criterion: LabelSmoothing) -> tuple[Tensor, Tensor]:
-            asked = asked_pairs(pairs_of(batch), self.sees).to(batch.src.device)
-            return fast_stack_loss(
-                model, asked, criterion, restarted(asked.ids) if self.anew else None
-            )
+            asked = asked_pairs(pairs_of(batch), self.sees)
+            places = restarted(asked.ids) if self.anew else None
+            return fast_stack_loss(model, asked, criterion, places)
 
         return loss
 
