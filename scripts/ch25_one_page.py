@@ -364,7 +364,7 @@ def learning_rate(step: int, peak: float, warmup: int, total: int) -> float:
 #
 # > **In short.** Loss, gradient, a small step against the gradient; for every batch, for every epoch.
 #
-# Four lines are the heart: `batch_loss`, `backward`, `clip_grad_norm_`, `step`. Clipping keeps one strange batch from throwing the model far away. Where the processor multiplies 16-bit numbers, `autocast` lets it, in one line; the weights stay in 32 bits ([chapter 12](ch12_going_fast.ipynb)). The function is a generator: after each epoch it hands its mean loss to whoever is watching.
+# Four lines are the heart: `batch_loss`, `backward`, `clip_grad_norm_`, `step`. Clipping keeps one strange batch from throwing the model far away. Where the processor multiplies 16-bit numbers, `autocast` lets it, in one line; the weights stay in 32 bits ([chapter 12](ch12_going_fast.ipynb)). The function is a generator: now and then it pauses and hands its loss to whoever is watching.
 
 
 # %%
@@ -375,15 +375,16 @@ def has_16_bits(device: torch.device) -> bool:
     return torch.cpu._is_avx512_bf16_supported()
 
 
-def train(model: Transformer, pairs: Sequence[Pair], settings: Settings) -> Iterator[float]:
-    """Train on all pairs, epoch after epoch; after each one, yield its mean loss."""
+def train(
+    model: Transformer, pairs: Sequence[Pair], settings: Settings, looks: int = 16
+) -> Iterator[tuple[int, float]]:
+    """Train on all pairs; `looks` times, yield the steps so far and the mean loss since before."""
     device, rng = next(model.parameters()).device, random.Random(1)
     batches = make_batches(pairs, settings.max_tokens)
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
-    step, total = 0, settings.epochs * len(batches)
+    step, total, losses = 0, settings.epochs * len(batches), []
     for _ in range(settings.epochs):
         rng.shuffle(batches)
-        losses = []
         for src, tgt in batches:
             step += 1
             for group in optimizer.param_groups:
@@ -395,7 +396,9 @@ def train(model: Transformer, pairs: Sequence[Pair], settings: Settings) -> Iter
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             losses.append(loss.detach())
-        yield torch.stack(losses).mean().item()
+            if len(losses) == total // looks:
+                yield step, torch.stack(losses).mean().item()
+                losses = []
 
 
 # %% [markdown]
@@ -480,12 +483,12 @@ caption = "Im Sommer winkt eine traurige Sängerin einem Sportler zu."
 torch.manual_seed(1)
 model = Transformer(settings, len(pieces)).to(device)
 training = train(model, encode_pairs(corpus["train"], pieces), settings)
-rows = [(n, loss, *translate(model, pieces, [caption])) for n, loss in enumerate(training, 1)]
+rows = [(step, loss, *translate(model, pieces, [caption])) for step, loss in training]
 
 titled(
-    diary(pd.DataFrame(rows, columns=["epoch", "loss", "translation"])),
+    diary(pd.DataFrame(rows, columns=["step", "loss", "translation"])),
     "First it speaks English, then it translates",
-    "The mean loss of each epoch, in nats for each piece, and then the caption's translation.",
+    "The loss, in nats for each piece, and what the model makes of the caption at that step.",
     wrap=72,
 )
 
@@ -512,7 +515,7 @@ for split in (name for name in corpus if name.startswith("test")):
     assert result.score > 90 or settings is FULL
 
 # %% [markdown]
-# UNSEEN
+# Hardly any. With eight seeds the scores were 95.5 to 97.1 on `test` and 94.7 to 96.3 on `test_unseen`; the mean difference was half a point, and for two of the eight `test_unseen` scored higher. So the model has learned what each word does, much more than which words go together. What it still gets wrong, it gets wrong in both.
 
 # %% [markdown]
 # ## What it looks at
@@ -577,7 +580,7 @@ titled(
 #
 # <details><summary>What happens</summary>
 #
-# CHEAT
+# With our eight-seed recipe and seed 1, the loss falls to 1.04, almost the floor, and BLEU is 0.0. Each position may now look at the next piece of the target, which is the very piece that it should guess. It copies, and has learned nothing else; when it has to write by itself, there is nothing to copy. The loss alone would have told you that all is well.
 #
 # </details>
 #
@@ -589,7 +592,7 @@ titled(
 #
 # <details><summary>What happens</summary>
 #
-# BAG
+# The decoder keeps the order of what it has written: through the triangle, each position sees a different set. The encoder gets a bag of words. BLEU with seed 1 falls to 76.0 on `test` and 68.6 on `test_unseen`. That it doesn't fall further is due to German: *den* and *dem*, *-en* and *-er* say who does what to whom. In unseen combinations, guessing from what usually goes together helps less.
 #
 # </details>
 #
