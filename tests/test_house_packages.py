@@ -142,18 +142,3 @@ def test_running_needs_what_make_run_installs_and_nothing_else():
     assert {"scripts.train", "scripts.gpu", "scripts.corpora.load"} <= {*names}
     done = python("-c", ONLY_TO_RUN, *names, cwd=ROOT, GONE=" ".join(gone))
     assert (done.returncode, done.stdout) == (0, "No module named 'pandas'\n"), done.stderr
-
-
-def test_what_draws_is_imported_where_something_is_drawn():
-    """Altair and pandas take a second, which `make translate` need not wait for."""
-    code = """
-import sys
-from scripts import translate
-from scripts.book.charts import bars, titled
-print(*(name in sys.modules for name in ("altair", "pandas")))
-import pandas as pd
-titled(bars(pd.DataFrame({"a": ["x"], "b": [1]}), "a", "b"), "A title", "A caption")
-print("altair" in sys.modules)
-"""
-    done = python("-c", code, cwd=ROOT)
-    assert done.stdout.split() == ["False", "False", "True"], done.stderr
