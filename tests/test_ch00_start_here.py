@@ -12,7 +12,6 @@ from conftest import CHAPTERS, ROOT
 
 from scripts.book.figures.model import HEIGHT, WIDTH, architecture
 from scripts.ch00_start_here import by_words, next_token_probabilities
-from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import greedy_decode
 from scripts.ch07_multi30k import load_corpus, source_ids
 from scripts.core.models import load_model
@@ -77,15 +76,6 @@ def test_the_boxes_of_the_picture_lie_apart_and_arrows_lead_to_them():
             box["x"] - 4 <= x <= box["x2"] + 4 and box["y"] - 4 <= y <= box["y2"] + 4
             for box in drawn.boxes
         ), (x, y)
-
-
-def test_the_picture_shows_every_part_the_model_has():
-    names = [box["name"] for box in architecture().boxes]
-    model = make_model(10, 10, N=1, d_model=8, d_ff=16, h=2)
-    layers = (*model.encoder.layers, *model.decoder.layers)
-    assert sum("add & norm" in name for name in names) == sum(len(x.sublayer) for x in layers)
-    assert names.count("Feed-forward") == 2 and sum("attention" in name for name in names) == 3
-    assert names.count("no padding") == 2 and names.count("no future") == 1
 
 
 def test_the_table_of_chapters_has_the_series_parts_and_its_short_way():

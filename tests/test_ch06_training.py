@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from scripts.book.instruments import saved_bytes
 from scripts.ch01_attention import subsequent_mask
-from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import (
     BOS,
     COPY_VOCAB,
@@ -181,18 +180,6 @@ def test_clipping_bounds_the_step_and_reports_the_norm_before():
         assert torch.equal(gradient_of(model), free)
     with pytest.raises(ValueError, match="clip must be at least 0"):  # PyTorch would turn around
         train_step(model, [batch], criterion, optimizer, clip=-1.0)
-
-
-def test_senseless_rates_and_counts_are_refused_when_they_are_given():
-    for senseless in (
-        lambda: LabelSmoothing(1.5),
-        lambda: rate(1, 512, warmup=0),
-        lambda: cosine_rate(1, 1e-3, warmup=-1, total=10),
-        lambda: run_epoch([], small(), LabelSmoothing(), accumulate=0),
-        lambda: make_model(9, 9, N=0),
-    ):
-        with pytest.raises(ValueError, match="must be|counts? from 1"):
-            senseless()
 
 
 # --- accumulation ---

@@ -52,26 +52,6 @@ def test_erratum_25_training_runs_without_a_gpu(tmp_path, monkeypatch):
     assert len(history) == 1 and (tmp_path / "model.safetensors").is_file()
 
 
-def test_only_what_exceeds_the_spread_between_seeds_counts():
-    """Seeds are half a point apart: what is near, or would only pass by itself, is not claimed."""
-
-    def row(*scores, changes=True):
-        runs = [{"seed": i, "best": score} for i, score in enumerate(scores)]
-        return {"changes": {"lr": 1.0} if changes else {}, "runs": runs}
-
-    rows = {
-        "the recipe": row(31.0, 31.5, 32.0, changes=False),
-        "up": row(35.0, 35.5),
-        "down, one run": row(25.0),
-        "near": row(32.4, 31.9),
-        "alone": row(32.5, 32.6),
-    }
-    verdicts = ingredient_verdicts({"rows": rows})
-    claims = {name: verdict.difference > 0 for name, verdict in verdicts.items() if verdict.told}
-    assert claims == {"up": True, "down, one run": False}
-    assert verdicts["alone"].p < 0.05 and not verdicts["alone"].told  # it would pass by itself
-
-
 def test_the_records_say_what_the_chapter_says():
     """The figures and the sentences in the chapter's prose; and the bars that a model must pass."""
     sample, record = load_record("sample-de-en")["test"], load_record("multi30k-de-en")

@@ -28,11 +28,8 @@ from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.corpora.load import load_corpus
 from scripts.fast.translating import DecodeOptions, decode_hypotheses, translate
 from scripts.studies.judging import (
-    LISTED,
-    QUOTED,
     bleu_by_length,
     recall_by_frequency,
-    worst_and_best,
 )
 from scripts.studies.searches import searched, texts_of
 
@@ -70,12 +67,6 @@ def test_bleu_by_hand_equals_sacrebleu(alphabet, size):
         assert math.isclose(ours.score, theirs.score, rel_tol=1e-9, abs_tol=1e-9)
         assert (ours.matches, ours.totals) == (theirs.counts, theirs.totals)
         assert ours.brevity_penalty == pytest.approx(theirs.bp)
-
-
-@pytest.mark.parametrize("output", ["", "one two", "x y z w"])
-def test_bleu_of_nothing_is_zero(output):
-    parts = bleu_parts([output.split()], [["a", "b", "c", "d"]])
-    assert parts.score == corpus_bleu([output], ["a b c d"]).score == 0.0
 
 
 def test_erratum_20_bleu_is_measured_on_whole_texts(pairs):
@@ -215,16 +206,6 @@ def test_recall_by_frequency_on_a_hand_made_example():
     sentences = {name: row["sentences"] for name, row in rows.items() if row["sentences"]}
     assert sentences == {"0": 1, "1–2": 1}
     assert rows["0"]["bleu"] == round(corpus_bleu(outputs[1:], references[1:]).score, 2)
-
-
-def test_worst_and_best_are_the_ends_of_the_list():
-    references = ["a small dog", "a cat", "one two three four", "horses", *["so"] * 8]
-    outputs = ["a small dog", "a cat", "one two six", "zzz", *["sa"] * 8]
-    ends = worst_and_best([("", reference) for reference in references], outputs)
-    assert [row["line"] for row in ends["best"][:3]] == [1, 2, 3]  # of two perfect ones the longer
-    assert ends["best"][1]["chrf2"] == 100 and len(ends["worst"]) == LISTED
-    assert ends["worst"][0]["line"] == 4 and ends["worst"][0]["chrf2"] == 0
-    assert [*map(len, ends["worst"])] == [5] * QUOTED + [2] * (LISTED - QUOTED)
 
 
 def test_ranking_anew_equals_searching_anew(weak, pairs):

@@ -4,14 +4,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from scripts.book.instruments import count_flops
 from scripts.book.records import load_record
-from scripts.ch06_training import BOS, LabelSmoothing, batch_loss
-from scripts.ch07_multi30k import Example, make_batch
 from scripts.ch11_where_the_time_goes import (
     BASE,
     SMALL,
-    TINY,
     Product,
     affine,
     flop_shares,
@@ -19,7 +15,6 @@ from scripts.ch11_where_the_time_goes import (
     least_seconds,
     parameter_count,
     roof_seconds,
-    series_model,
     step_flops,
 )
 from scripts.core.settings import PRESETS
@@ -58,14 +53,6 @@ def test_the_shares_of_long_texts_go_to_attention():
     for shape in (SMALL, BASE):  # the chapter's formula
         half = int(14 * shape.d_model / 3 + shape.vocab / (6 * shape.N))
         assert share(shape, half) < 0.5 < share(shape, half + 1)
-
-
-def test_the_products_of_a_step_are_those_that_run():
-    lengths = [(9, 10), (3, 8), (8, 10), (7, 10)]  # with </s>
-    batch = make_batch([Example([7] * s, [BOS] + [7] * t) for s, t in lengths])
-    model, criterion = series_model(TINY), LabelSmoothing(0.1)
-    counted = count_flops(lambda: batch_loss(model, batch, criterion)[0].backward())
-    assert counted == step_flops(TINY, [(9, 10)] * 4)  # every row is padded
 
 
 @pytest.mark.parametrize("onednn", [False, True])

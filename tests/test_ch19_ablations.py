@@ -156,22 +156,3 @@ def test_figures_beside_the_verdicts(record):
     assert round(layer_parameters(wide) / layer_parameters(base), 1) == 2.8
     assert 0.045 < t_exceeded(0.05, freedom) * spread * math.sqrt(2) < 0.047  # a pair of seeds
     assert not by_bleu["no smoothing"].told and not by_bleu["smoothing 0.2"].told
-
-
-def test_what_finer_rates_might_gain(record):
-    """The vertex of a parabola through the best rate and its neighbours, over the rate's log."""
-    gains = {
-        "1 layer": 0.09,
-        "4 layers": 0.04,
-        "no warm-up": 0.08,
-        "post-norm, no warm-up": 0.15,
-    }
-    for row, gain in gains.items():
-        tried = {
-            run["lr"]: run["loss"]
-            for run in record["runs"]
-            if (run["row"], run["seed"], run["dropout"]) == (row, 0, 0)
-        }
-        best = min(tried, key=lambda rate: tried[rate] or math.inf)
-        low, high = (tried[best * factor] - tried[best] for factor in (0.5, 2))
-        assert round((high - low) ** 2 / (8 * (high + low)), 2) == gain, row

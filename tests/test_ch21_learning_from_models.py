@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import statistics
 
 import pytest
 import torch
@@ -170,43 +169,6 @@ def test_with_one_spread_for_all_rows_two_verdicts_fall(runs):
 def ladder(rung, *seeds):
     """The records of a rung's runs."""
     return [load_record(f"ladder-{rung}-{seed}") for seed in seeds]
-
-
-def bleu_on(test, records):
-    return [record["test"][test]["bleu"] for record in records]
-
-
-def test_figures_of_the_ladder_on_validation():
-    by_alpha = {row["alpha"]: row for row in load_record("decoding-multi30k")["penalties_on_val"]}
-    best = max(by_alpha.values(), key=lambda row: row["bleu"])
-    assert (by_alpha[0.6]["bleu"], best["alpha"], best["bleu"]) == (42.3, 1.4, 42.69)
-    assert round(1 - by_alpha[0.6]["length_ratio"], 2) == 0.03
-    risk_long, risk_again = ladder("risk-long", 1, 2, 3, 4), ladder("risk-again", 1, 3)
-    beams = [run["val_bleu_by_alpha"]["0.6"] for run in risk_long]
-    assert (round(min(beams), 1), round(max(beams), 1)) == (42.5, 43.1)
-    (mean,) = (run["val_bleu_by_alpha"]["0.6"] for run in ladder("risk-mean", 1))
-    assert round(mean, 1) == 43.4
-    assert mean > max(run["val_bleu_by_alpha"]["0.6"] for run in (*risk_long, *risk_again))
-    names = [("all-mean", 1), ("all-mean", 3), ("both-means", 1), ("best-mean", 1)]
-    chosen = [max(ladder(*name)[0]["val_bleu_by_alpha"].values()) for name in names]
-    assert chosen[:2] == [43.39, 43.49]
-    assert [round(bleu - chosen[1], 2) for bleu in chosen[2:]] == [0.04, 0.2]
-
-
-def test_figures_of_the_ladder_on_the_tests():
-    chapter9 = load_record("multi30k-de-en")
-    second = chapter9["test"][SECOND]["bleu"]
-    risks = ladder("risk-long", 1, 2, 3, 4) + ladder("risk-again", 1, 3) + ladder("risk-mean", 1)
-    onward, widened = ladder("onward", 1, 2), ladder("widened", 1, 2, 3, 4)
-    assert sum(bleu < second for bleu in bleu_on(SECOND, risks)) == 6
-    lost = [second - statistics.mean(bleu_on(SECOND, some)) for some in (onward, risks)]
-    assert [round(bleu, 1) for bleu in lost] == [1.0, 0.6]
-    assert min(bleu_on(SECOND, widened)) > second - 0.05
-    assert max(bleu_on(FIRST, onward + widened)) < 41.9 + 0.2
-    final = [bleu_on(test, ladder("final", 1, 2)) for test in (FIRST, SECOND)]
-    gains = [statistics.mean(final[0]) - chapter9["test"][FIRST]["bleu"]]
-    gains.append(statistics.mean(final[1]) - second)
-    assert max(gains) < 0.5  # "no clear gain"
 
 
 def test_the_model_that_ships_is_a_mean_of_five_runs_with_none_in_common():

@@ -12,7 +12,6 @@ from scripts.ch04_encoder_decoder import LayerNorm, PositionwiseFeedForward, mak
 from scripts.ch22_todays_block import (
     GroupedAttention,
     OpenAttention,
-    RMSNorm,
     RotaryAttention,
     SquaredReLU,
     SwiGLU,
@@ -48,13 +47,6 @@ def shaken(layer):
 
 
 # Parts
-
-
-def test_rms_norm_is_torchs_for_short_vectors_too():
-    layer, reference = shaken(RMSNorm(8)), nn.RMSNorm(8, eps=1e-5)
-    reference.load_state_dict(layer.state_dict())
-    x = torch.cat((torch.randn(3, 8), 1e-3 * torch.randn(3, 8), torch.zeros(1, 8)))
-    close(layer(x), reference(x))
 
 
 def test_rotary_is_a_complex_product():

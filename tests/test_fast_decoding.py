@@ -228,18 +228,6 @@ def test_the_screen_finds_what_the_whole_product_finds(outlier, asks):
     assert torch.equal(Screen(table).largest(nothing, table), table(nothing).argmax(dim=1))
 
 
-def test_the_screen_excludes_what_is_two_bounds_below_the_best_and_nothing_else():
-    table = rough_table(2.0)
-    screen, x = Screen(table), torch.randn(64, 48, dtype=torch.float32)
-    rough, unit, error = screen.roughly(x)
-    assert ((rough * unit - table(x)).abs() <= error.unsqueeze(1)).all()
-    stays = torch.zeros(rough.shape, dtype=torch.bool)
-    stays[screen.candidates(rough, error / unit)] = True
-    least = rough.amax(dim=1) - (2 * error / unit).ceil().int()
-    assert torch.equal(stays, rough >= least.unsqueeze(1))
-    assert 1 < stays.sum(dim=1).float().mean() < 64
-
-
 def test_a_model_made_ready_is_freed_with_its_last_reference():
     """Its packed weights are large: they mustn't wait for the garbage collector."""
     ready = PreparedModel(random_model())

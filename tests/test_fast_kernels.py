@@ -72,21 +72,6 @@ def test_attention_over_a_cache_is_attention(way, shape, mask):
         torch.testing.assert_close(kernels.attend(q, past, allowed), expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("normalised", [False, True])
-def test_a_rounded_row_is_near_the_row(way, normalised):
-    torch.manual_seed(0)
-    x, norm = 3 * torch.randn(7, 40) + 1, nn.LayerNorm(40)
-    scramble(norm)
-    with torch.no_grad():
-        whole, unit = kernels.round_rows(x, norm if normalised else None)
-        expected = norm(x) if normalised else x
-    assert whole.dtype == torch.int8 and (whole.abs().amax(1) == 127).all()
-    gap = (expected - unit.unsqueeze(1) * whole).abs()
-    assert (gap <= 0.5001 * unit.unsqueeze(1) + 1e-6).all()
-    whole, unit = kernels.round_rows(torch.zeros(2, 40))
-    assert not whole.any() and not unit.any()
-
-
 @pytest.mark.parametrize("k", [1, 8, 200])
 @pytest.mark.parametrize("width", [5, 64, 1000])
 def test_the_best_of_a_row_are_topks(way, k, width):

@@ -21,13 +21,11 @@ from conftest import ROOT
 
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch06_training import BOS, EOS, PAD, UNK, greedy_decode
-from scripts.ch07_multi30k import BPETokenizer, plain_text, source_ids
+from scripts.ch07_multi30k import plain_text, source_ids
 from scripts.ch08_decoding import beam_search
-from scripts.ch14_leaving_home import OnnxDecoderStep
 from scripts.ch15_looking_inside import look_at, piece_label
 from scripts.core.models import DEFAULT_MODEL, load_model
 from scripts.corpora.load import load_corpus
-from scripts.fast.export import graph_function, step_example
 from scripts.fast.translating import fast_translate
 
 LIVING = ROOT / "docs" / "living"
@@ -122,21 +120,6 @@ def test_plain_text_is_pythons(site):
     assert not [(hex(ord(c)), text) for c, text in pairs if text != plain_text(c)]
 
 
-def test_another_kind_of_tokenizer_is_refused():
-    import io
-
-    from sentencepiece import SentencePieceTrainer
-
-    model = io.BytesIO()
-    lines = [text for pair in load_corpus("sample")["train"][:300] for text in pair]
-    SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, model_type="unigram", vocab_size=120,
-        pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS, minloglevel=2,
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="byte-pair merges"):
-        build.tokenizer_tables(BPETokenizer(model.getvalue()))
-
-
 # --- The model and the searches ---
 
 
@@ -210,30 +193,7 @@ def test_beams_of_a_beam_share_no_cache(answers):
             assert torch.tensor(one["mean"]).sum(-1) == pytest.approx(1, abs=1e-4)
 
 
-def test_the_watched_step_is_chapter_14s_step(trained):
-    step = graph_function(build.watched_graph(trained.model).SerializeToString())
-    for R, S, T in ((1, 1, 0), (4, 9, 7)):
-        inputs = step_example(trained.model, R, S, T)
-        with torch.no_grad():
-            wanted = OnnxDecoderStep(trained.model)(**inputs)
-        *found, looked = step(**{name: value.numpy() for name, value in inputs.items()})
-        for one, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(torch.from_numpy(one), other, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(torch.from_numpy(looked).sum(-1), torch.ones(3, R, 8))
-
-
 # --- The files ---
-
-
-def test_packing_loses_nothing():
-    import numpy as np
-
-    half = np.array([0, -0.0, 1, -2.5, 6e-8, 65504, 1e-5], np.float32).astype(np.float16)
-    fits, other = half.astype(np.float32), np.array([0.1, 70000], np.float32)
-    whole = bytes([1, 2, 3]) + bytes(61) + fits.tobytes() + bytes(36) + other.tobytes()
-    packed, parts = build.pack(whole, {0: (3, False), 64: (28, True), 128: (8, True)})
-    assert parts == [[0, 3, "bytes"], [64, 7, "half"], [128, 8, "bytes"]]
-    assert packed == bytes([1, 2, 3, 0]) + half.tobytes() + bytes(2) + other.tobytes()
 
 
 def test_the_page_is_small_and_whole(site):

@@ -14,7 +14,6 @@ import pytest
 from conftest import CHAPTERS, MODULES, ROOT
 
 sys.path[:0] = [str(ROOT / "docs/_ext"), str(ROOT / "docs")]
-from build import module_pages  # noqa: E402
 from names import Series, imports, link_names, marks, page_of, source  # noqa: E402
 
 from notebooks import VEGALITE, prepared  # noqa: E402
@@ -79,18 +78,6 @@ def broken(site: Path, book: dict[str, Page]) -> list[str]:
     return wrong
 
 
-def foreign(site: Path, book: dict[str, Page]) -> list[str]:
-    """What a browser would fetch from another host, in pages and in style sheets."""
-    wrong = [
-        f"{name}: {a}" for name, page in book.items() for a in page.loads if urlsplit(a).netloc
-    ]
-    for sheet in site.rglob("*.css"):
-        text = sheet.read_text("utf-8", errors="replace")
-        for address in re.findall(r"(?:url\(|@import )\s*['\"]?((?:https?:)?//[^'\")]+)", text):
-            wrong.append(f"{sheet.name}: {address}")
-    return wrong
-
-
 @pytest.fixture(scope="session")
 def book(site) -> dict[str, Page]:
     return pages(site)
@@ -122,11 +109,6 @@ def test_every_chapter_is_there_in_order_with_search_and_dark_mode(site, book):
 def test_every_link_and_file_is_there(site, book):
     living = {"living/index.html": Page((site / "living/index.html").read_text("utf-8"))}
     assert len(book) > len(CHAPTERS) and not broken(site, book | living)
-
-
-def test_nothing_comes_from_another_host(site, book):
-    assert not foreign(site, book)
-    assert (site / "_static/vega.js").stat().st_size > 500_000
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
@@ -238,32 +220,6 @@ def test_names_lead_home_and_shadowed_ones_nowhere(series):
         ("look", "ch01_one", "attend", 6),
     ]
     assert marks("%time no python", series, "ch02_two", {}) == []
-
-
-def test_a_name_passed_on_leads_to_where_it_is_made(series):
-    assert series.resolve("ch02_two", "attend") == ("ch01_one", "attend")
-    assert series.resolve("ch01_one", "draw") == ("tools", "draw")
-    assert series.resolve("ch01_one", "_hidden") is None and series.resolve("os", "path") is None
-
-
-def test_modules_of_one_last_name_are_two_and_have_pages(tmp_path):
-    for room in ("core", "fast"):
-        (tmp_path / room).mkdir()
-        (tmp_path / room / "__init__.py").write_text(f'"""All of {room}."""\n')
-    (tmp_path / "translate.py").write_text('"""The command."""\ndef main(): ...\n')
-    (tmp_path / "fast/translate.py").write_text('"""At speed."""\ndef quick(): ...\n')
-    code = "from scripts.fast import translate\nfrom scripts import translate as command\n"
-    (tmp_path / "ch01_one.py").write_text(code)
-    series = Series(tmp_path)
-    found = [(code[m.start : m.end], m.module) for m in marks(code, series, "ch01_one", {})]
-    assert sorted(found) == [("translate", "fast.translate"), ("translate", "translate")]
-    assert page_of("fast.translate") == "scripts/fast/translate"
-    assert page_of("ch01_one") == "notebooks/ch01_one"
-    module_pages(tmp_path)
-    text = (tmp_path / "index.md").read_text()
-    places = ["## scripts\n", "(translate.md)**\n: The command.", "## scripts/fast\n\nAll of fast."]
-    assert sorted(places, key=text.index) == places and "(fast/translate.md)**\n: At speed." in text
-    assert "# scripts/fast/translate.py" in (tmp_path / "fast/translate.md").read_text()
 
 
 def test_links_are_woven_into_the_colours(series):

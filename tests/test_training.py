@@ -286,12 +286,6 @@ def test_a_resume_refuses_every_other_recipe(field):
         assert recipe == {field: (value, other)} and not machine
 
 
-def test_another_recipe_is_refused_with_all_differences(data, broken):
-    both = r"another --d_ff \(32, now 64\), another --lr \(0.002, now 1e-05\): resume"
-    with pytest.raises(ValueError, match=f"another configuration, with {both}"):
-        training_of(replace(RUN, d_ff=64, lr=1e-5), data, broken, resume=True)
-
-
 # Gone on elsewhere.
 
 

@@ -151,18 +151,6 @@ def test_bytes_that_are_no_text_are_replaced_and_said_once(translate, echo):
     assert translate(b"", "Hund \udcff", *GREEDY) == translate(b"Hund \xff", *GREEDY)
 
 
-def test_random_bytes_keep_their_number_of_lines(translate, echo):
-    rng = random.Random(0)
-    kinds = [b"\n", b"\r\n", b"\0", b"\xff", b" ", b"Hund", "ä\u2028😀".encode(), b"\xc3", b"\x85"]
-    for _ in range(100):
-        size = rng.randrange(80)
-        data = b"".join(rng.choice((rng.choice(kinds), rng.randbytes(3))) for _ in range(size))
-        code, out, err = translate(data, *GREEDY)
-        lines_in = data.count(b"\n") + (data[-1:] not in (b"", b"\n"))
-        assert (code, len(split(out)), len(out.decode().splitlines())) == (0, lines_in, lines_in)
-        assert re.fullmatch(r"(note: line \d+ (is not UTF-8|has letters) .*\n)*", err), data
-
-
 def test_an_output_holds_no_line_end(trained, echo):
     """Even if somebody else's tokenizer has pieces that do."""
     loose = replace(trained, tokenizer=SimpleNamespace(decode=lambda ids: "a\nb\r\nc\u2028d\x85"))
