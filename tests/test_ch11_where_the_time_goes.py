@@ -8,7 +8,6 @@ from scripts.book.records import load_record
 from scripts.ch11_where_the_time_goes import (
     BASE,
     SMALL,
-    Product,
     affine,
     flop_shares,
     forward_products,
@@ -62,25 +61,3 @@ def test_affine_is_linear(onednn):
     for b in (bias, None):
         expected = torch.nn.functional.linear(x, weight, b)
         assert_close(affine(x, weight, b, onednn), expected)
-
-
-def test_the_answers_on_paper():
-    """Exercise 3: the figures in its folded answer."""
-    rate, bandwidth = 60e12, 3e12
-    assert rate / bandwidth == 20
-    weights = parameter_count(BASE)
-    assert round(weights / 1e6, 1) == 48.3
-    flops, adam = 6 * weights * 2048 / rate, 28 * weights / bandwidth
-    assert (round(1e3 * flops, 1), round(1e3 * adam, 1)) == (9.9, 0.5)
-    assert round(1e3 * (flops + adam), 1) == 10.4
-    assert round(1e3 * least_seconds(BASE, EVEN, rate, bandwidth), 1) == 10.7
-    limited = {p.kind for p in forward_products(BASE, EVEN) if p.flops / p.bytes < 20}
-    assert limited == {"scores and weights · V"}
-
-    def intensity(n):
-        product = Product("", 1, n, 512, 2048)
-        return product.flops / product.bytes
-
-    assert round(intensity(1), 1) == 0.5
-    assert round(intensity(1) * bandwidth / rate, 3) == 0.025
-    assert intensity(44) < 20 < intensity(45)

@@ -1,12 +1,10 @@
-"""Chapter 13: its definitions against plain ones, and what the prose says of the records."""
+"""Chapter 13: its definitions against plain ones."""
 
 import math
 
 import pytest
 import torch
 
-from scripts.book.figures.speed import speed_frame
-from scripts.book.records import load_record
 from scripts.ch13_decoding_fast import best_logits, close_gaps, log_sum_exp
 from scripts.exercises.ch13 import trace_back
 
@@ -35,21 +33,6 @@ def test_a_log_sum_exp_of_large_logits_is_finite():
     logits = torch.tensor([[1000.0, 999.0], [-1000.0, -1001.0]])
     total = log_sum_exp(logits, logits.amax(1, keepdim=True))
     torch.testing.assert_close(total, logits.logsumexp(1, keepdim=True))
-
-
-def test_the_record_fits_the_chapters_words():
-    record = load_record("decoding-speed")
-    race = speed_frame(record).set_index(["program", "beam"])
-    for beam in (1, 4):
-        same = race.xs(beam, level="beam")["same_as_ours"]
-        assert same["ours, float32"] == same["CTranslate2, float32"] == record["sentences"] == 1000
-        assert 930 < same["ours, int8"] < 990  # 4 to 6 texts in a hundred
-        spent = record["accounts"]["ours, int8"][str(beam)]
-        assert 0.2 < spent["8-bit products"] / sum(spent.values()) < 0.33  # about a quarter
-    scores = {(s["split"], s["beam"], s["program"]): s["bleu"] for s in record["scores"]}
-    pairs = [(scores[s, k, "ours, int8"], bleu) for (s, k, p), bleu in scores.items() if "32" in p]
-    changes = [eight - whole for eight, whole in pairs]
-    assert min(changes) < 0 < max(changes) and max(map(abs, changes)) < 0.2
 
 
 def test_a_trace_is_what_a_beam_has_that_copies_its_ids():

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from scripts.book.instruments import scramble
-from scripts.book.records import load_record
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch06_training import BOS, EOS, UNK, LabelSmoothing
 from scripts.ch17_small_gpt import (
@@ -159,18 +158,3 @@ def test_samples_follow_the_distribution(model):
         shares = (model.generator(x)[0, 0] / temperature).softmax(-1)
         first = sample_texts(model, 4000, temperature, seed=1, max_len=1)[:, 0]
         assert (torch.bincount(first, minlength=20) / 4000 - shares).abs().max() < 0.03
-
-
-# What the text says and no cell prints
-
-
-def test_the_mini_gpts_beside_the_best_table_on_record():
-    test, record = "test_2016_flickr", load_record("gpt-multi30k")
-    assert (record["setting"]["layers"], record["setting"]["epochs"]) == (4, 8)
-    orders = {run["row"]: run["orders"] for run in record["runs"] if "orders" in run}
-    best = min(orders["n-grams"], key=lambda row: row["val"])
-    models = [run for run in record["runs"] if run.get("seed")]
-    assert round(best["entries"], -5) == 3_400_000 and models[0]["parameters"] < 850_000
-    assert max(run[test] - best[test] for run in models) < 0.005
-    assert round(max(run["val"] - best["val"] for run in models), 3) == 0.013
-    assert max(run[test] for run in models) < min(row[test] for row in orders["PPM"])

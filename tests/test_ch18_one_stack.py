@@ -168,7 +168,7 @@ def test_neither_padding_nor_company_changes_a_class(model):
     torch.testing.assert_close(alone[0], classifier.head(x[0, 2])[0])
 
 
-# What it costs, and what the text says and no cell prints
+# What it costs
 
 
 def test_products_by_formula_and_by_pytorchs_count():

@@ -12,13 +12,11 @@ from scripts import ROOT
 from scripts import ch21_learning_from_models as ch21
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record, sha256
-from scripts.book.verdict import verdicts
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import encode_pairs, pad_rows
 from scripts.ch21_learning_from_models import (
-    TO_BEAT,
     back_translated,
     distilled,
     distinct_candidates,
@@ -137,33 +135,7 @@ def test_the_candidates_of_a_source_are_drawn_for_it(toy, monkeypatch):
     assert candidates == [[(4, 4, 0), (4, 4, 1)], [(5, 5, 2), (5, 5, 3)]]
 
 
-# What the text says and no cell prints
-
-
-@pytest.fixture(scope="module")
-def runs():
-    return [run for run in load_record("recipes-multi30k")["runs"] if run["seed"]]
-
-
-def test_what_the_recipes_cost_and_when_they_were_best(runs):
-    def of(row):
-        return [run for run in runs if run["row"] == row]
-
-    for run in of("a part"):
-        assert run["losses"].index(run["loss"]) + 1 == 7 and len(run["losses"]) == 10
-    for row in ("a part, back-translated", "a part, back-translated by sampling"):
-        assert all(run["loss"] == run["losses"][-1] and len(run["losses"]) == 5 for run in of(row))
-    seconds = [
-        sum(run["seconds"] for run in of(row)) for row in ("minimum risk", "more cross-entropy")
-    ]
-    assert seconds[0] > 10 * seconds[1]
-
-
-def test_with_one_spread_for_all_rows_two_verdicts_fall(runs):
-    rows = {run["row"] for run in runs}  # the reverse model's, too
-    bleu = {row: [run["bleu"] for run in runs if run["row"] == row] for row in rows}
-    together = verdicts(bleu, TO_BEAT)
-    assert not together["minimum risk"].told and not together["teacher's translations"].told
+# What ships
 
 
 def ladder(rung, *seeds):
