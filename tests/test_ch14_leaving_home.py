@@ -14,7 +14,6 @@ from bruteforce import forced_log_probs
 
 from scripts import ROOT
 from scripts.ch01_attention import padding_mask
-from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch06_training import BOS, EOS, greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import beam_search, dropout_off, hypothesis
@@ -25,7 +24,6 @@ from scripts.ch14_leaving_home import (
     encoder_graph,
     export_ctranslate2,
     export_onnx,
-    host_greedy,
     onnx_greedy,
     step_graph,
 )
@@ -35,7 +33,7 @@ from scripts.core.settings import TrainConfig, build_model
 from scripts.corpora.load import load_corpus
 from scripts.exercises.ch14 import counting_step, host_beam
 from scripts.export import main
-from scripts.fast.export import graph_config, graph_function, step_example
+from scripts.fast.export import graph_function, step_example
 
 SAMPLE = ROOT / "models" / "sample-de-en"
 LIMIT, ALPHA = 60, 0.6
@@ -90,17 +88,6 @@ def test_a_long_source_is_cut_as_translate_cuts_it(shipped):
     expected = cut(greedy_decode(trained.model, src, None, LIMIT)[0].tolist())
     texts = onnx_greedy(shipped.folder / "onnx", [row, shipped.rows[0]], LIMIT)
     assert texts == [expected, shipped.greedy[0]]
-
-
-def test_a_text_of_the_host_ends_at_the_graphs_last_position():
-    config = graph_config(load_model(SAMPLE).model)
-    cross, logits = np.zeros((1, 2, 1, 1, 1, 1)), np.eye(1, 9, k=5)  # always token 5
-
-    def step(position, **_):
-        assert position < MAX_LEN
-        return [logits, cross]
-
-    assert host_greedy(lambda **_: [cross], step, config, [[4, EOS]], 300) == [[5] * MAX_LEN]
 
 
 def test_ctranslate2_finds_our_beam_and_scores_as_we_do(shipped):

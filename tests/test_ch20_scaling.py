@@ -116,14 +116,3 @@ def test_what_a_place_says_is_counted_run_by_run(record):
         read = [run["tokens"] * (run["losses"].index(run["loss"]) + 1) for run in runs]
         assert math.isclose(place["read"], sum(read) / 3)
         assert place["finished"] == all(len(run["losses"]) == PASSES[key[1]] for run in runs)
-
-
-# What the text says and no cell prints
-
-
-def test_each_place_hidden_in_turn_is_missed_by_less_than_the_outer_ones(record):
-    places, _ = grid_of(record)
-    N, D, mean = (places[name].to_numpy(float) for name in ("all", "tokens", "loss"))
-    each = np.eye(len(mean), dtype=bool)
-    errors = [held_out(joint, N, D, mean, ~hidden) for hidden in each]
-    assert f"{np.sqrt(np.square(errors).mean()):.1%}" == "1.5%"

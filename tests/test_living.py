@@ -9,7 +9,6 @@ import json
 import os
 import random
 import re
-import shutil
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -207,21 +206,6 @@ def test_the_page_is_small_and_whole(site):
         text = (LIVING / name).read_text("utf-8")
         hosts = set(re.findall(r"https?://([\w.]+)", text)) - {"www.w3.org", "localhost"}
         assert not hosts, f"{name} names other hosts: {hosts}"
-
-
-def test_a_built_folder_is_built_anew_and_a_strangers_is_left_alone(tmp_path):
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(SystemExit, match="something else"):
-        build.build(None, tmp_path)
-    assert (tmp_path / "mine.txt").read_text() == "mine"
-
-
-def test_missing_npm_is_named(tmp_path, monkeypatch):
-    shutil.copyfile(LIVING.parent / "package-lock.json", tmp_path / "package-lock.json")
-    monkeypatch.setattr(build, "PACKAGES", tmp_path)
-    monkeypatch.setattr(build.shutil, "which", lambda name: None)
-    with pytest.raises(SystemExit, match="apt-get install nodejs npm"):
-        build.npm_packages()
 
 
 # --- A browser ---

@@ -178,19 +178,6 @@ def test_the_pages_behind_the_readme_are_there(site, book):
     assert "test_erratum_28" in (site / "docs/fixed.html").read_text("utf-8")
 
 
-def test_search_finds_label_smoothing(site):
-    text = (site / "searchindex.js").read_text("utf-8")
-    index = json.loads(re.fullmatch(r"Search\.setIndex\((.*)\)\s*;?\s*", text, re.DOTALL)[1])
-
-    def pages_with(term):  # a number stands for a list of one
-        found = [index[part].get(term, []) for part in ("terms", "titleterms")]
-        return {at for pages in found for at in (pages if isinstance(pages, list) else [pages])}
-
-    both = pages_with("label") & pages_with("smooth")
-    assert "notebooks/ch06_training" in {index["docnames"][at] for at in both}
-    assert any(title.lower() == "label smoothing" for title in index["alltitles"])
-
-
 @pytest.fixture
 def series(tmp_path) -> Series:
     """Two small chapters and a module."""
