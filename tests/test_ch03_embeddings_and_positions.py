@@ -59,14 +59,6 @@ def test_sinusoids_are_a_buffer_and_learned_positions_a_parameter():
     assert [name for name, _ in LearnedPositions(8).named_parameters()] == ["pe"]
 
 
-@pytest.mark.parametrize("kind", [PositionalEncoding, LearnedPositions])
-def test_dropout_acts_on_the_sum_in_training_only(kind):
-    add = kind(64, dropout=1.0)
-    x = torch.randn(4, 50, 64)
-    assert not add(x).any()
-    torch.testing.assert_close(add.eval()(x), x + add.pe[:50])
-
-
 def test_erratum_26_odd_width_gets_a_clear_error():
     for make in (lambda: sinusoids(10, 7), lambda: PositionalEncoding(7)):
         with pytest.raises(ValueError, match="even d_model, not 7"):

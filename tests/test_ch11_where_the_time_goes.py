@@ -1,14 +1,11 @@
-"""Chapter 11: its shapes, floors and records; its answers on paper."""
+"""Chapter 11: its shapes and floors."""
 
-import pytest
-import torch
 from torch.testing import assert_close
 
 from scripts.book.records import load_record
 from scripts.ch11_where_the_time_goes import (
     BASE,
     SMALL,
-    affine,
     flop_shares,
     forward_products,
     least_seconds,
@@ -52,12 +49,3 @@ def test_the_shares_of_long_texts_go_to_attention():
     for shape in (SMALL, BASE):  # the chapter's formula
         half = int(14 * shape.d_model / 3 + shape.vocab / (6 * shape.N))
         assert share(shape, half) < 0.5 < share(shape, half + 1)
-
-
-@pytest.mark.parametrize("onednn", [False, True])
-def test_affine_is_linear(onednn):
-    torch.manual_seed(0)
-    x, weight, bias = torch.randn(5, 3), torch.randn(4, 3), torch.randn(4)
-    for b in (bias, None):
-        expected = torch.nn.functional.linear(x, weight, b)
-        assert_close(affine(x, weight, b, onednn), expected)

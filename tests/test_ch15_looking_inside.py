@@ -127,8 +127,6 @@ def test_even_attention_sees_what_it_may(park):
 def test_the_captions_and_the_form_of_one():
     assert len({pair.texts for pair in PAIRS}) == 50
     for pair in PAIRS:
-        untouched = set(range(len(pair.german))) - {i for i, _ in pair.possible}
-        assert all(pair.german[i] == "," for i in untouched), pair.texts
         assert (len(pair.german) - 1, len(pair.english) - 1) in pair.sure  # the full stops
     (pair,) = aligned_pairs("Er schläft , ja . | He is asleep . | 0-0 1p1 1-2 4-3")
     assert pair.sure == {(0, 0), (1, 2), (4, 3)} and pair.possible - pair.sure == {(1, 1)}

@@ -16,7 +16,7 @@ from scripts.book.instruments import scramble
 from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import BOS, EOS, PAD
-from scripts.ch07_multi30k import pad_rows, source_ids
+from scripts.ch07_multi30k import source_ids
 from scripts.core.models import load_model
 from scripts.corpora.load import load_corpus
 from scripts.fast import compiled, kernels, translating
@@ -153,16 +153,6 @@ def test_a_decoder_in_one_call_is_its_layers(precision, norm_first):
 
 
 # Decoding in few bits
-
-
-def test_in_8_bits_neighbours_change_nothing(way, trained, rows):
-    """Each row has a unit of its own, and integer sums don't depend on their order."""
-    ready = PreparedModel(trained.model, "int8")
-    src = pad_rows(rows[:12])  # twelve rows aren't few, one is
-    with torch.inference_mode():
-        together = CachedDecoding(ready, src, None).step(src.new_full((12, 1), 2))
-        alone = CachedDecoding(ready, src[3:4], None).step(src.new_full((1, 1), 2))
-    assert together[3:4].equal(alone)
 
 
 @pytest.mark.parametrize("beam", [1, 4])

@@ -85,18 +85,10 @@ def test_the_wheel_holds_every_module_and_each_package_works_from_it(tmp_path):
 
 ONLY_TO_RUN = """
 import importlib, os, sys
-from importlib.machinery import PathFinder
 
-GONE = os.environ["GONE"].split()
-find = PathFinder.find_spec
-
-def find_other(name, path=None, target=None):
-    return None if name.split(".")[0] in GONE else find(name, path, target)
-
-PathFinder.find_spec = find_other
+sys.modules |= dict.fromkeys(os.environ["GONE"].split())  # to import one of them is an error
 for name in sys.argv[1:]:
     importlib.import_module(name)
-assert not {name.split(".")[0] for name in sys.modules} & {*GONE}
 
 import torch
 from scripts.ch01_attention import pd
@@ -141,4 +133,4 @@ def test_running_needs_what_make_run_installs_and_nothing_else():
     names = [name for name in map(dotted, MODULES) if light.fullmatch(name)]
     assert {"scripts.train", "scripts.gpu", "scripts.corpora.load"} <= {*names}
     done = python("-c", ONLY_TO_RUN, *names, cwd=ROOT, GONE=" ".join(gone))
-    assert (done.returncode, done.stdout) == (0, "No module named 'pandas'\n"), done.stderr
+    assert done.returncode == 0 and "import of pandas halted" in done.stdout, done.stderr
