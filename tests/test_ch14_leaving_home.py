@@ -80,16 +80,6 @@ def test_both_find_our_greedy_tokens(shipped):
     assert onnx_greedy(shipped.folder / "onnx", shipped.rows[:1], 2) == [shipped.greedy[0][:2]]
 
 
-def test_a_long_source_is_cut_as_translate_cuts_it(shipped):
-    trained, text = shipped.trained, " ".join(shipped.lines[:80])
-    row = [*trained.tokenizer.encode(text), EOS]
-    assert len(row) > 420
-    src = torch.tensor([source_ids(text, trained.tokenizer)])  # (1, 256)
-    expected = cut(greedy_decode(trained.model, src, None, LIMIT)[0].tolist())
-    texts = onnx_greedy(shipped.folder / "onnx", [row, shipped.rows[0]], LIMIT)
-    assert texts == [expected, shipped.greedy[0]]
-
-
 def test_ctranslate2_finds_our_beam_and_scores_as_we_do(shipped):
     """Or a text that is no better; log-probability / length^α, with eos counted."""
     model, rows, lines = shipped.trained.model, shipped.rows[1::4], shipped.lines[1::4]

@@ -47,15 +47,6 @@ def test_dropout_reaches_the_stack():
     assert stack.train()(ids, mask).std() == 0 < stack.eval()(ids, mask).std()
 
 
-def test_positions_are_learned_or_sinusoids():
-    with pytest.raises(ValueError, match="rotary"):
-        make_stack(20, positions="rotary")
-    short = make_stack(20, **SIZES, positions="learned", max_len=8)
-    assert short.embed[1].pe.requires_grad
-    with pytest.raises(ValueError, match="9"):
-        short(torch.zeros(1, 9, dtype=torch.int64), subsequent_mask(9))
-
-
 # The measure and the baseline
 
 

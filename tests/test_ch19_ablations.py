@@ -1,6 +1,5 @@
 """Chapter 19: operations do what they say, noise is judged."""
 
-import copy
 import math
 from dataclasses import asdict
 
@@ -18,12 +17,9 @@ from scripts.ch19_ablations import (
     STUDY,
     STUDY_ROWS,
     TABLE3_PERPLEXITIES,
-    attentions,
-    by_torch,
     counted,
     drop_positions,
     drop_residuals,
-    drop_scale,
     learn_positions,
     loss_on,
     patient,
@@ -67,26 +63,6 @@ def test_without_the_residual_only_the_sublayer_is_left(norm_first):
         normed = F.layer_norm(x, (32,), bare.norm.weight, bare.norm.bias, bare.norm.eps)
         sine = F.layer_norm(x.sin(), (32,), bare.norm.weight, bare.norm.bias, bare.norm.eps)
         torch.testing.assert_close(bare(x, torch.sin), normed.sin() if norm_first else sine)
-
-
-def test_without_the_scale_gradients_are_those_of_a_model_without_it():
-    plain = patient()
-    unscaled = copy.deepcopy(plain)
-    drop_scale(unscaled)
-    x = torch.randn(2, 5, 32, dtype=torch.float64)
-    for attn, reference in zip(attentions(unscaled), attentions(plain), strict=True):
-        outputs = attn(x, x, x), by_torch(reference, x, scale=1.0)
-        learned = attn.project_query.parametrizations
-        weights = (
-            (learned.weight.original, learned.bias.original),
-            (reference.project_query.weight, reference.project_query.bias),
-        )
-        gradients = [
-            torch.autograd.grad(y.sin().sum(), part)
-            for y, part in zip(outputs, weights, strict=True)
-        ]
-        torch.testing.assert_close(outputs[0], outputs[1])
-        torch.testing.assert_close(gradients[0], gradients[1])
 
 
 # Noise

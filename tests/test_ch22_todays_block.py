@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny import assert_neither_cache_nor_padding_matters, shaken
 from torch import nn
 
-from scripts.book.instruments import scramble
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch04_encoder_decoder import LayerNorm, PositionwiseFeedForward, make_model
@@ -38,12 +38,6 @@ LAYERS = {
 }
 
 pytestmark = pytest.mark.usefixtures("float64")
-
-
-def shaken(layer):
-    """A layer whose scores are far from even, so that a slip shows."""
-    scramble(layer, size=0.2)
-    return layer
 
 
 # Parts
@@ -81,11 +75,7 @@ def test_open_attention_is_chapter_2s():
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_neither_a_cache_nor_padding_changes_anything(name):
-    layer, x, causal = shaken(LAYERS[name]()), torch.randn(1, 6, 32), subsequent_mask(6)
-    close(token_by_token(layer, x), layer(x, x, x, causal))
-    mask, real = padding_mask(SRC[1:]), x[:, :4]
-    close(layer(x, x, x, mask)[:, :4], layer(real, real, real))
-    close(layer(x, x, x, mask & causal)[:, :4], layer(real, real, real, subsequent_mask(4)))
+    assert_neither_cache_nor_padding_matters(shaken(LAYERS[name]()))
 
 
 def test_three_groups_for_four_heads_are_refused():
@@ -116,14 +106,10 @@ def test_zeroed_outputs_pass_everything_on():
 
 
 @pytest.mark.parametrize("shape", [(12, 12), (20, 8), (8, 20)])
-def test_muons_step_has_the_gradients_directions(monkeypatch, shape):
+def test_muons_step_is_the_chapters(monkeypatch, shape):
+    """In 16 bits and in 32; the chapter compares its own with a singular value decomposition."""
     matrix = torch.randn(shape)
-    U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
-    values = S / S.norm()  # the polynomial, on singular values alone
-    for _ in range(5):
-        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
-    close(orthogonalised(matrix), U * values @ Vh)
-    for half, error in ((True, 0.05), (False, 1e-5)):  # the optimizer's, in 16 bits and in 32
+    for half, error in ((True, 0.05), (False, 1e-5)):
         monkeypatch.setattr(optimizers, "multiplies_bf16", lambda device, half=half: half)
         fast = optimizers.near_orthogonal(matrix.float().unsqueeze(0))[0].double()
         assert (fast - orthogonalised(matrix)).norm() < error * fast.norm()

@@ -109,11 +109,3 @@ def test_a_picture_is_of_what_is_there_today(picture, stamp):
     assert picture.stat().st_size < 300_000
     digests = {kind: digest() for kind, digest in stamp.items()}
     assert Image.open(picture).text == digests, "docs/readme.py says how to take it again"
-
-
-def test_every_study_that_make_offers_is_there():
-    text = (ROOT / "Makefile").read_text("utf-8")
-    (listed,) = re.findall(r"^study:.*train what is missing of ([\w, ]+):", text, re.MULTILINE)
-    names = re.split(", | or ", listed)
-    assert len(names) > 5 and f"NAME ?= {names[0]}" in text
-    assert not [name for name in names if not (ROOT / f"scripts/studies/{name}.py").is_file()]
