@@ -1,12 +1,9 @@
 """The book in a browser: every page drawn, typeset and legible, and used as a reader uses it.
 
-docs/browser/site.mjs does the work in headless Chromium. BOOK_PICTURES=folder keeps screenshots of
-the pages read, at the size of a desktop and of a phone, in light and in dark mode.
+docs/browser/site.mjs does the work in headless Chromium.
 """
 
-import os
 import shutil
-from pathlib import Path
 
 import pytest
 from browsing import chromium, run_script, serving
@@ -40,24 +37,15 @@ def test_pages_are_drawn_typeset_legible_and_ask_no_stranger(site, home):
 
     Those last three take twice as long as all the rest: only every eighth chapter and each page
     that is one of a kind has them. Pages of modules come from one template: only the longest few
-    are read. With BOOK_WHOLE=1 every page is read in full.
+    are read.
     """
     found = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     names = [name for name in found if not name.startswith(("_static/", "living/"))]
     names.sort(key=lambda name: -(site / name).stat().st_size)  # the long ones first
     modules = [name for name in names if name.startswith("scripts/")]
     brief = [name for name in CHAPTER_PAGES if CHAPTER_PAGES.index(name) % 8] + modules[1:6]
-    left_out = modules[6:]
-    if os.environ.get("BOOK_WHOLE"):
-        brief, left_out = [], []
-    pictures = os.environ.get("BOOK_PICTURES")
-    if pictures:
-        Path(pictures).mkdir(parents=True, exist_ok=True)
-    pictures = pictures and str(Path(pictures).resolve())
-    whole = [name for name in names if name not in (*brief, *left_out)]
-    answer = read("pages", home, pages=whole, pictures=pictures)
-    if brief:
-        answer |= read("pages", home, pages=brief, pictures=pictures, brief=True)
+    whole = [name for name in names if name not in (*brief, *modules[6:])]
+    answer = read("pages", home, pages=whole) | read("pages", home, pages=brief, brief=True)
     assert {*CHAPTER_PAGES, "index.html"} <= set(answer) and not faults(answer)
     for name, page in answer.items():
         text = (site / name).read_text("utf-8")

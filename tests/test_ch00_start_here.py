@@ -1,7 +1,6 @@
-"""Chapter 0: the picture, the trace of a sentence, the parts."""
+"""Chapter 0: its first cell, the trace of a sentence, the parts."""
 
 import ast
-import itertools
 import re
 import socket
 import tomllib
@@ -10,7 +9,6 @@ import pytest
 import torch
 from conftest import CHAPTERS, ROOT
 
-from scripts.book.figures.model import HEIGHT, WIDTH, architecture
 from scripts.ch00_start_here import by_words, next_token_probabilities
 from scripts.ch06_training import greedy_decode
 from scripts.ch07_multi30k import load_corpus, source_ids
@@ -61,21 +59,6 @@ def test_attention_between_words_follows_the_pieces(text):
         end = looks[english.index("."), german.index("</s>")]
         caption = f"\"{stop:.2f} on the full stop, and '.' puts {end:.2f} on </s>.\""
         assert caption in SCRIPT
-
-
-def test_the_boxes_of_the_picture_lie_apart_and_arrows_lead_to_them():
-    drawn = architecture()
-    solid = [box for box in drawn.boxes if box["fill"] != "frame"]
-    for a in solid:
-        assert a["x"] >= 0 and a["x2"] <= WIDTH and a["y"] >= 0 and a["y2"] <= HEIGHT, a["name"]
-    for a, b in itertools.combinations(solid, 2):
-        apart = a["x2"] <= b["x"] or b["x2"] <= a["x"] or a["y2"] <= b["y"] or b["y2"] <= a["y"]
-        assert apart, (a["name"], b["name"])
-    for *_, (x, y) in drawn.arrows:
-        assert any(
-            box["x"] - 4 <= x <= box["x2"] + 4 and box["y"] - 4 <= y <= box["y2"] + 4
-            for box in drawn.boxes
-        ), (x, y)
 
 
 def test_the_table_of_chapters_has_the_series_parts_and_its_short_way():

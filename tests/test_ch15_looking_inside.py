@@ -13,9 +13,6 @@ from scripts.ch15_looking_inside import (
     KINDS_OF_ATTENTION,
     alignment_error,
     attention_maps,
-    cross_word_weights,
-    diagonal_links,
-    error_rates,
     even_look,
     head_numbers,
     look_at,
@@ -188,7 +185,7 @@ def test_ibm_model_1_is_that_of_plain_loops():
     assert model_1_links([("Hund", "dog")], captions) == ["1-0"]
 
 
-# The record, and what the text says
+# The record
 
 
 def test_the_record_is_of_the_shipped_model_and_whole():
@@ -197,14 +194,3 @@ def test_the_record_is_of_the_shipped_model_and_whole():
     heads = [(row["kind"], row["layer"], row["head"]) for row in record["heads"]]
     assert heads == list(itertools.product(KINDS_OF_ATTENTION, range(1, 4), range(1, 9)))
     assert len(record["ibm_model_1"]["links"]) == 50 and len(record["layers"]) == 9
-
-
-def test_the_query_that_writes_aligns_better_in_all_24_heads(trained):
-    both = [(look_at(trained, *pair.texts), pair) for pair in PAIRS]
-    writing, reading = (
-        error_rates(PAIRS, [cross_word_weights(*look_and_pair, moment) for look_and_pair in both])
-        for moment in ("writing", "reading")
-    )
-    assert (writing < reading).all()
-    links = [(diagonal_links(pair), pair.sure, pair.possible) for pair in PAIRS]
-    assert (writing > alignment_error(*zip(*links, strict=True))).sum() == 13
