@@ -11,7 +11,7 @@ import torch
 from scripts import ROOT
 from scripts.book.records import load_record, sha256
 from scripts.ch01_attention import padding_mask
-from scripts.ch06_training import BOS, EOS
+from scripts.ch06_training import BOS
 from scripts.ch07_multi30k import source_ids
 from scripts.ch08_decoding import dropout_off, next_log_probs
 from scripts.ch10_judging import (
@@ -27,12 +27,11 @@ from scripts.ch10_judging import (
 from scripts.core.models import Trained, load_model
 from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.corpora.load import load_corpus
-from scripts.fast.translating import DecodeOptions, decode_hypotheses, translate
+from scripts.fast.translating import DecodeOptions, translate
 from scripts.studies.judging import (
     bleu_by_length,
     recall_by_frequency,
 )
-from scripts.studies.searches import searched, texts_of
 
 
 @pytest.fixture(scope="module")
@@ -203,17 +202,6 @@ def test_recall_by_frequency_on_a_hand_made_example():
     sentences = {name: row["sentences"] for name, row in rows.items() if row["sentences"]}
     assert sentences == {"0": 1, "1–2": 1}
     assert rows["0"]["bleu"] == round(corpus_bleu(outputs[1:], references[1:]).score, 2)
-
-
-def test_ranking_anew_equals_searching_anew(weak, pairs):
-    rows = [[EOS], *(source_ids(source, weak.tokenizer) for source, _ in pairs[:8])]
-    alphas = (0.0, 0.4, 1.4)
-    best = searched(weak, rows, [4], alphas)
-    for alpha in alphas:
-        anew = decode_hypotheses(weak, rows, DecodeOptions(beam=4, alpha=alpha))
-        assert [h.ids for h in best[4, alpha]] == [some[0].ids if some else () for some in anew]
-        assert texts_of(weak, best[4, alpha])[0] == ""  # nothing in, nothing out
-    assert best[4, 0.0] != best[4, 1.4]
 
 
 def test_the_record_is_of_the_model_that_ships():

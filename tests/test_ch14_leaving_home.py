@@ -13,6 +13,7 @@ import torch
 from bruteforce import forced_log_probs
 
 from scripts import ROOT
+from scripts.book.instruments import scramble
 from scripts.ch01_attention import padding_mask
 from scripts.ch06_training import BOS, EOS, greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
@@ -122,9 +123,7 @@ def untrained(request) -> Trained:
     tokenizer = load_model(SAMPLE).tokenizer
     torch.manual_seed(7)
     model = build_model(config, len(tokenizer))
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.3 * torch.randn_like(weight))
+    scramble(model, size=0.3)
     return Trained(model, tokenizer, config)  # in train mode: an export must cope with that
 
 

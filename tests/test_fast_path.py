@@ -69,14 +69,11 @@ def loss_and_gradients(
 
 
 def each_switch() -> list[Switches]:
-    """From all off to all on, one by one; each alone on or off; PyTorch's attention."""
+    """All off or all on; each alone on or off; PyTorch's attention."""
     on, off = ({k: v for k, v in asdict(all_).items() if k != "half"} for all_ in (FAST, PLAIN))
-    steps = [PLAIN]
-    for name, value in on.items():
-        steps.append(replace(steps[-1], **{name: value}))
-    steps += [replace(PLAIN, **{name: value}) for name, value in on.items()]
+    steps = [replace(PLAIN, **{name: value}) for name, value in on.items()]
     steps += [replace(FAST, **{name: value}) for name, value in off.items()]
-    return list(dict.fromkeys([*steps, STATIC, replace(FAST, attention="sdpa")]))
+    return list(dict.fromkeys([PLAIN, FAST, *steps, STATIC, replace(FAST, attention="sdpa")]))
 
 
 # The same numbers

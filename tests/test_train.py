@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_training import contents
 from tiny import RUN, few_pairs
 
 from scripts import ROOT, train
@@ -79,11 +80,6 @@ def test_a_mistake_gets_one_line_and_exit_code_2(words, data, capsys, monkeypatc
 
 
 # What it leaves, and what it replaces
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Every file below `folder` and its SHA-256."""
-    return {str(path): sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture(scope="module")

@@ -45,8 +45,9 @@ OWN = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "OMP_NUM
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file and its SHA-256."""
-    return {path.name: sha256(path) for path in sorted(folder.iterdir())}
+    """Every file below `folder` and its SHA-256."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): sha256(path) for path in files}
 
 
 def steps_saved(folder: Path) -> int:
