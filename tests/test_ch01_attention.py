@@ -6,13 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from scripts.ch01_attention import (
-    attention,
-    masked_softmax,
-    padding_mask,
-    softmax_slope,
-    subsequent_mask,
-)
+from scripts.ch01_attention import attention, masked_softmax, padding_mask, subsequent_mask
 
 IDS = torch.tensor([[4, 5, 6, 7, 8], [4, 5, 6, 0, 0]])
 BIAS = torch.linspace(-2, 2, 25, dtype=torch.float64).view(5, 5)
@@ -83,9 +77,3 @@ def test_masks():
     assert padding_mask(IDS, pad=4)[0].tolist() == [[False, True, True, True, True]]
     hidden = torch.nn.Transformer.generate_square_subsequent_mask(6) == -math.inf
     assert torch.equal(subsequent_mask(6), ~hidden.unsqueeze(0))
-
-
-def test_the_slope_of_softmax_is_the_trace_of_its_jacobian():
-    scores = torch.randn(5)
-    jacobian = torch.autograd.functional.jacobian(lambda s: s.softmax(-1), scores)
-    torch.testing.assert_close(softmax_slope(scores.softmax(-1)), jacobian.trace())

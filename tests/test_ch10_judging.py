@@ -28,10 +28,7 @@ from scripts.core.models import Trained, load_model
 from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.corpora.load import load_corpus
 from scripts.fast.translating import DecodeOptions, translate
-from scripts.studies.judging import (
-    bleu_by_length,
-    recall_by_frequency,
-)
+from scripts.studies.judging import bleu_by_length, recall_by_frequency
 
 
 @pytest.fixture(scope="module")

@@ -28,9 +28,7 @@ def test_a_line_is_as_sure_as_its_weakest_round(rounds, verdict):
 
 
 @pytest.mark.parametrize("with_gradients", [True, False])
-def test_the_loss_in_chunks_is_the_textbooks_for_large_logits_too(
-    with_gradients,
-):
+def test_the_loss_in_chunks_is_the_textbooks_for_large_logits_too(with_gradients):
     torch.manual_seed(0)
     x, weight, bias = (torch.randn(*s, dtype=torch.float64) for s in ((9, 4), (11, 4), (11,)))
     x, labels = 400 * x, torch.arange(9)

@@ -21,12 +21,7 @@ from scripts.ch06_training import EOS, PAD, greedy_decode
 from scripts.ch07_multi30k import pad_rows
 from scripts.ch08_decoding import beam_search, dropout_off, until_end
 from scripts.fast import translating as fast_translating
-from scripts.fast.decoding import (
-    CachedDecoding,
-    PreparedModel,
-    Screen,
-    exact_in_8_bits,
-)
+from scripts.fast.decoding import CachedDecoding, PreparedModel, Screen, exact_in_8_bits
 from scripts.fast.searching import Search, cached_beam_search, cached_greedy, cached_sample
 from scripts.fast.translating import (
     CELLS_READ,

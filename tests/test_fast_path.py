@@ -24,12 +24,7 @@ from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
 from scripts.ch06_training import BOS, EOS, Batch, LabelSmoothing, batch_loss
 from scripts.ch07_multi30k import Example, make_batch
 from scripts.ch11_where_the_time_goes import TINY, series_model, step_flops
-from scripts.ch12_going_fast import (
-    AttentionCore,
-    LinearCrossEntropy,
-    LinearProduct,
-    keep_mask,
-)
+from scripts.ch12_going_fast import AttentionCore, LinearCrossEntropy, LinearProduct, keep_mask
 from scripts.core.static import longer_side, static_lengths
 from scripts.fast.fast import FAST, HALF, PLAIN, STATIC, FastPath, Switches, fast_loss
 

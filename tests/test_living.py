@@ -96,13 +96,7 @@ def test_ids_and_texts_are_those_of_sentencepiece(site, trained):
     rows = [
         [draw.randrange(len(tokenizer)) for _ in range(draw.randint(0, 20))] for _ in range(300)
     ]
-    rows += [
-        [UNK],
-        [PAD, BOS, UNK, UNK, 9],
-        [5, EOS, 6],
-        [EOS],
-        [tokenizer.processor["▁"]] * 3 + [77],
-    ]
+    rows += [[UNK], [PAD, BOS, UNK, UNK, 9], [5, EOS, 6], [tokenizer.processor["▁"]] * 3 + [77]]
     assert len(texts) > 1500
     found = run_script(LIVING / "node.mjs", str(site), request={"encode": texts, "decode": rows})
     for text, ids in zip(texts, found["encode"], strict=True):
