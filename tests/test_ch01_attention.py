@@ -1,4 +1,4 @@
-"""Chapter 1: attention against PyTorch's, masks, rows with nothing to see, a head that learns."""
+"""Chapter 1: attention against PyTorch's, masks, rows with nothing to see."""
 
 import math
 

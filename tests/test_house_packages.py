@@ -1,4 +1,4 @@
-"""Modules beside the chapters: names that shadow nothing, a complete wheel, few dependencies."""
+"""Modules: names that are made once and shadow nothing, a complete wheel, few dependencies."""
 
 import ast
 import os
@@ -12,9 +12,11 @@ from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
-from conftest import MODULES, ROOT
+from conftest import CHAPTERS, MODULES, ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from scripts import definitions
 
 PACKAGES = sorted(path.parent for path in MODULES if path.name == "__init__.py")
 SERIES = "from-attention-to-translation"
@@ -53,6 +55,33 @@ def test_the_root_is_found_in_one_place():
     climbs = re.compile(r"__file__.*(\.parent\.parent|\.parents\b)")
     found = [path for path in MODULES if climbs.search(path.read_text("utf-8"))]
     assert found == [ROOT / "scripts/__init__.py"]
+
+
+def test_public_names_of_chapters_core_and_fast_are_made_once():
+    homes: dict[str, Path] = {}
+    rooms = [p for p in MODULES if p in CHAPTERS or p.parent.name in ("core", "fast")]
+    for path in rooms:
+        for name in {name for name, _ in definitions(ast.parse(path.read_text("utf-8")))}:
+            if not name.startswith("_"):
+                assert name not in homes, f"{name} is defined in {homes[name]} and in {path}"
+                homes[name] = path
+    assert {"attention", "save_training"} <= homes.keys()
+
+
+def test_plain_modules_never_ask_for_a_chapters_class():
+    """In a notebook that class is `__main__`'s, and the answer would be no."""
+    texts = "\n".join(path.read_text("utf-8") for path in CHAPTERS)
+    classes = set(re.findall(r"^class (\w+)", texts, re.MULTILINE))
+    for path in (path for path in MODULES if path not in CHAPTERS):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kinds]):
+                    named = {part.id for part in ast.walk(kinds) if isinstance(part, ast.Name)}
+                case ast.MatchClass(cls=ast.Name(id=name)):
+                    named = {name}
+                case _:
+                    continue
+            assert not named & classes, f"{path}, line {node.lineno}: {named & classes}"
 
 
 @pytest.mark.slow
