@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import warm
 from conftest import ROOT
+from warm import pytest_elsewhere
 
 pytestmark = pytest.mark.audit
 
@@ -246,13 +246,6 @@ FAULTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server():
-    """Runs pytest elsewhere: takes (folder, log, arguments), gives the exit code."""
-    with warm.server() as ask:
-        yield ask
-
-
 @pytest.fixture
 def copy(tmp_path) -> Path:
     """A copy of the series, with its own scripts and tests to spoil."""
@@ -269,14 +262,14 @@ PLANTED = [(*places, name) for places, faults in FAULTS.items() for name in faul
 
 
 @pytest.mark.parametrize(("module", "finder", "name"), PLANTED)
-def test_a_planted_fault_is_found(module, finder, name, copy, server):
+def test_a_planted_fault_is_found(module, finder, name, copy):
     right, wrong = FAULTS[module, finder][name]
     (script,), (tests,) = copy.glob(f"scripts/{module}.py"), copy.glob(f"tests/{finder}.py")
     text = script.read_text("utf-8")
     assert text.count(right) == 1, f"{script.name} has changed: update where this fault goes"
     script.write_text(text.replace(right, wrong), "utf-8")
     log = copy / "log.txt"
-    code = server(copy, log, tests, "-x", "-q", "-p", "no:cacheprovider")
+    code = pytest_elsewhere(copy, log, str(tests), "-x", "-q", "-p", "no:cacheprovider")
     said = log.read_text("utf-8")
     assert code == 1, said[-2000:]  # 1: tests ran, and one failed
     assert "1 failed" in said and "error" not in said.splitlines()[-1]
