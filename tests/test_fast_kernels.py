@@ -73,7 +73,7 @@ def test_attention_over_a_cache_is_attention(way, shape, mask):
 
 
 @pytest.mark.parametrize("k", [1, 8, 200])
-@pytest.mark.parametrize("width", [5, 64, 1000])
+@pytest.mark.parametrize("width", [5, 1000, 1024])
 def test_the_best_of_a_row_are_topks(way, k, width):
     torch.manual_seed(k + width)
     logits = 5 * torch.randn(6, width)
