@@ -1,8 +1,9 @@
 """The book in a browser: every page drawn, typeset and legible, and used as a reader uses it.
 
-docs/browser/site.mjs does the work in headless Chromium.
+docs/browser/site.mjs does the work in headless Chromium. BOOK_PICTURES=folder keeps screenshots.
 """
 
+import os
 import shutil
 
 import pytest
@@ -17,7 +18,8 @@ TALL = "notebooks/ch15_looking_inside.html"  # the map with its pickers
 
 def read(task: str, home: str, **request):
     """The answer of a task of site.mjs."""
-    return run_script(SCRIPT, task, request={"chromium": chromium(), "home": home} | request)
+    request |= {"chromium": chromium(), "home": home, "pictures": os.environ.get("BOOK_PICTURES")}
+    return run_script(SCRIPT, task, request=request)
 
 
 def faults(answer: dict) -> dict[str, list[str]]:
