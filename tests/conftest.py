@@ -19,8 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = sorted((ROOT / "scripts").glob("ch[0-9][0-9]_*.py"))
 MODULES = sorted((ROOT / "scripts").rglob("*.py"))  # the chapters and all other modules
 SLOW_FILES = re.compile(
-    r"test_(bench|browser|ch09|ch14_export|exercise_slips|gpu|house_faults|ladder|living|queue|races"
-    r"|site|steps|studies|translate)"
+    r"test_(browser|ch09|gpu|house_faults|living|races|site|steps|studies|translate)"
 )
 THREADS = torch.get_num_threads()
 

@@ -38,13 +38,10 @@ class PrefixDecoding:
 
 
 @torch.no_grad()
-def history_gap(
-    model: EncoderDecoder, kind: type = CopiedCache, forgetful: bool = False, steps: int = 6
-) -> float:
+def history_gap(model: EncoderDecoder, kind: type = CopiedCache, steps: int = 6) -> float:
     """The largest difference between log-probabilities with and without a cache.
 
     Prefixes change places after every step, and after the third one a sentence is dropped.
-    `forgetful` is the control: after the first step the cache doesn't follow.
     """
     src = pad_rows([[4, 5, 4, EOS], [5, EOS], [4, 4, 5, EOS]])  # (3, 4)
     ways = [way(model, src, padding_mask(src)) for way in (kind, PrefixDecoding)]
@@ -53,10 +50,9 @@ def history_gap(
         mine, theirs = (way.logits(way.step(tokens)).log_softmax(dim=-1) for way in ways)
         gap = max(gap, (mine - theirs).abs().max().item())
         origin = torch.randint(tokens.size(1), (len(tokens), 3))  # (B, 3)
-        ways[1].follow(origin)
-        ways[0].follow(torch.arange(3).expand_as(origin) if forgetful and step else origin)
-        if step == 2:
-            for way in ways:
+        for way in ways:
+            way.follow(origin)
+            if step == 2:
                 way.keep(torch.tensor([2, 0]))
         tokens = torch.randint(4, 6, (2 if step >= 2 else 3, 3))
     return gap

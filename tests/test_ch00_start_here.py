@@ -1,7 +1,6 @@
-"""Chapter 0: the picture, the trace of a sentence, the parts."""
+"""Chapter 0: its first cell, the trace of a sentence, the parts."""
 
 import ast
-import itertools
 import re
 import socket
 import tomllib
@@ -10,9 +9,7 @@ import pytest
 import torch
 from conftest import CHAPTERS, ROOT
 
-from scripts.book.figures.diagram import drawn
 from scripts.ch00_start_here import by_words, next_token_probabilities
-from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import greedy_decode
 from scripts.ch07_multi30k import load_corpus, source_ids
 from scripts.core.models import load_model
@@ -62,32 +59,6 @@ def test_attention_between_words_follows_the_pieces(text):
         end = looks[english.index("."), german.index("</s>")]
         caption = f"\"{stop:.2f} on the full stop, and '.' puts {end:.2f} on </s>.\""
         assert caption in SCRIPT
-
-
-@pytest.mark.parametrize("name", ["architecture", "two_graphs"])
-def test_the_boxes_of_a_diagram_lie_apart_and_arrows_lead_to_them(name):
-    diagram = drawn(name)
-    solid = [box for box in diagram.boxes if box["fill"] != "frame"]
-    for a in solid:
-        inside = a["x"] >= 0 and a["x2"] <= diagram.width and 0 <= a["y"] < a["y2"]
-        assert inside and a["y2"] <= diagram.height, a["name"]
-    for a, b in itertools.combinations(solid, 2):
-        apart = a["x2"] <= b["x"] or b["x2"] <= a["x"] or a["y2"] <= b["y"] or b["y2"] <= a["y"]
-        assert apart, (a["name"], b["name"])
-    for *_, (x, y) in diagram.arrows:
-        assert any(
-            box["x"] - 4 <= x <= box["x2"] + 4 and box["y"] - 4 <= y <= box["y2"] + 4
-            for box in diagram.boxes
-        ), (x, y)
-
-
-def test_the_picture_shows_every_part_the_model_has():
-    names = [box["name"] for box in drawn("architecture").boxes]
-    model = make_model(10, 10, N=1, d_model=8, d_ff=16, h=2)
-    layers = (*model.encoder.layers, *model.decoder.layers)
-    assert sum("add & norm" in name for name in names) == sum(len(x.sublayer) for x in layers)
-    assert names.count("Feed-forward") == 2 and sum("attention" in name for name in names) == 3
-    assert names.count("no padding") == 2 and names.count("no future") == 1
 
 
 def test_the_table_of_chapters_has_the_series_parts_and_its_short_way():

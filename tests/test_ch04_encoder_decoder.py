@@ -7,13 +7,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from scripts.book.instruments import scramble
-from scripts.ch01_attention import padding_mask, subsequent_mask
+from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import (
     EncoderLayer,
     Generator,
-    LayerNorm,
     PositionwiseFeedForward,
     SublayerConnection,
     assert_parity,
@@ -73,27 +72,10 @@ def test_erratum_03_dropout_zero_reaches_every_part():
     assert {m.p for m in model.modules() if isinstance(m, nn.Dropout)} == {0.3}
 
 
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_final_norms_belong_to_pre_norm_only(norm_first):
-    model = make_model(10, 10, **SMALL, norm_first=norm_first)
-    for stack in (model.encoder, model.decoder):
-        assert isinstance(stack.norm, LayerNorm) == norm_first
-
-
-@pytest.mark.parametrize("tie", ["none", "decoder", "all"])
-def test_every_choice_runs_and_loads_again(tie):
-    model, again = (make_model(60, 60, **SMALL, tie=tie) for _ in range(2))
-    vectors = model(SRC, TGT, *masks())
-    assert vectors.shape == (2, 5, 16) and model.generator(vectors).shape == (2, 5, 60)
-    again.load_state_dict(model.state_dict())
-    torch.testing.assert_close(again(SRC, TGT, *masks()), vectors)
-
-
 def test_what_does_not_fit_is_refused():
     for options, message in (
         ({"tie": "all"}, "one vocabulary"),
         ({"tie": "everything"}, "tie must be"),
-        ({"h": 3}, "not a multiple"),
     ):
         with pytest.raises(ValueError, match=message):
             make_model(50, 60, **SMALL | options)
@@ -123,11 +105,9 @@ def test_outputs_and_gradients_are_those_of_torchs_transformer(norm_first):
     model = make_model(50, 60, **SMALL, norm_first=norm_first)
     scramble(model)
     assert_parity(model, SRC, TGT)
-    for stack in (model.encoder, model.decoder):  # the check can fail
-        stack.layers[1].sublayer[0].norm_first = not norm_first
-        with pytest.raises(AssertionError):
-            assert_parity(model, SRC, TGT)
-        stack.layers[1].sublayer[0].norm_first = norm_first
+    model.decoder.layers[1].sublayer[0].norm_first = not norm_first
+    with pytest.raises(AssertionError):  # the check can fail
+        assert_parity(model, SRC, TGT)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -147,12 +127,3 @@ def test_padding_changes_nothing(norm_first):
     alone = model(SRC[1:, :4], TGT[1:, :3], None, subsequent_mask(3))
     torch.testing.assert_close(model(SRC, TGT, *masks())[1:, :3], alone)
     assert (model(SRC, TGT, None, subsequent_mask(5))[1:, :3] - alone).abs().max() > 1e-2
-
-
-def test_a_source_of_padding_alone_gives_no_nan():
-    model = make_model(50, 60, **SMALL)
-    src = torch.zeros(1, 4, dtype=torch.int64)
-    vectors = model(src, TGT[:1], padding_mask(src), subsequent_mask(5))
-    vectors.sum().backward()
-    assert vectors.isfinite().all()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())

@@ -20,12 +20,7 @@ from scripts.ch04_encoder_decoder import (
     initialise,
     make_model,
 )
-from scripts.ch05_norms_and_first_steps import (
-    input_gradient,
-    storage_addresses,
-    wrong_initialise,
-    wrong_layer_norm,
-)
+from scripts.ch05_norms_and_first_steps import storage_addresses, wrong_initialise, wrong_layer_norm
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -106,9 +101,3 @@ def test_erratum_07_tied_tables_share_storage():
     assert torch.equal(wrong.generator.proj.weight, wrong.tgt_embed[0].lut.weight)
     training_step(wrong)
     assert not torch.equal(wrong.generator.proj.weight, wrong.tgt_embed[0].lut.weight)
-
-
-def test_a_layer_of_pytorchs_start_takes_a_share_of_the_gradient():
-    """1/√3, as the chapter says."""
-    shrink = (input_gradient(24, False) / input_gradient(1, False)) ** (1 / 23)
-    assert abs(shrink - 3**-0.5) < 0.02

@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from scripts.book.instruments import saved_bytes
 from scripts.ch01_attention import subsequent_mask
-from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import (
     BOS,
     COPY_VOCAB,
@@ -183,18 +182,6 @@ def test_clipping_bounds_the_step_and_reports_the_norm_before():
         train_step(model, [batch], criterion, optimizer, clip=-1.0)
 
 
-def test_senseless_rates_and_counts_are_refused_when_they_are_given():
-    for senseless in (
-        lambda: LabelSmoothing(1.5),
-        lambda: rate(1, 512, warmup=0),
-        lambda: cosine_rate(1, 1e-3, warmup=-1, total=10),
-        lambda: run_epoch([], small(), LabelSmoothing(), accumulate=0),
-        lambda: make_model(9, 9, N=0),
-    ):
-        with pytest.raises(ValueError, match="must be|counts? from 1"):
-            senseless()
-
-
 # --- accumulation ---
 
 
@@ -209,22 +196,18 @@ def test_erratum_10_groups_are_full_and_nothing_is_left_over():
 
 @pytest.mark.parametrize("wrong", [math.inf, math.nan])
 def test_a_step_that_is_no_number_is_refused_before_a_weight_has_changed(wrong):
-    def spoiled_loss(*arguments):
-        return [wrong * part for part in batch_loss(*arguments)]
-
     def spoiled_gradient(*arguments):
         loss, nll = batch_loss(*arguments)
         loss.register_hook(lambda gradient: wrong * gradient)
         return loss, nll
 
-    model, criterion = small(), LabelSmoothing(0.1)
+    model, criterion, batches = small(), LabelSmoothing(0.1), [*copy_batches(2, 3, seed=0)]
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     before = weights_of(model)
-    for loss_of in (spoiled_loss, spoiled_gradient):
-        with pytest.raises(FloatingPointError):
-            train_step(model, [*copy_batches(2, 3, seed=0)], criterion, optimizer, 1.0, loss_of)
-        assert torch.equal(weights_of(model), before)
-        assert not optimizer.state  # nor have Adam's averages changed
+    with pytest.raises(FloatingPointError):
+        train_step(model, batches, criterion, optimizer, 1.0, spoiled_gradient)
+    assert torch.equal(weights_of(model), before)
+    assert not optimizer.state  # nor have Adam's averages changed
 
 
 # --- the loop ---

@@ -1,5 +1,6 @@
 """Chapter 10's measures: BLEU, chrF, the significance test, what flatters, the record."""
 
+import itertools
 import math
 import random
 
@@ -27,7 +28,7 @@ from scripts.core.models import Trained, load_model
 from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.corpora.load import load_corpus
 from scripts.fast.translating import DecodeOptions, decode_hypotheses, translate
-from scripts.studies.judging import QUOTED, bleu_by_length, recall_by_frequency, worst
+from scripts.studies.judging import QUOTED, bleu_by_length, recall_by_frequency
 from scripts.studies.searches import searched, texts_of
 
 
@@ -56,7 +57,7 @@ def test_bleu_by_hand_equals_sacrebleu(alphabet, size):
     rng = random.Random(0)
     for _ in range(10):
         outputs, references = (
-            [" ".join(rng.choices(alphabet, k=rng.randrange(1, 12))) for _ in range(size)]
+            [" ".join(rng.choices(alphabet, k=rng.randrange(12))) for _ in range(size)]
             for _ in range(2)
         )
         theirs = corpus_bleu(outputs, references)
@@ -64,12 +65,6 @@ def test_bleu_by_hand_equals_sacrebleu(alphabet, size):
         assert math.isclose(ours.score, theirs.score, rel_tol=1e-9, abs_tol=1e-9)
         assert (ours.matches, ours.totals) == (theirs.counts, theirs.totals)
         assert ours.brevity_penalty == pytest.approx(theirs.bp)
-
-
-@pytest.mark.parametrize("output", ["", "one two", "x y z w"])
-def test_bleu_of_nothing_is_zero(output):
-    parts = bleu_parts([output.split()], [["a", "b", "c", "d"]])
-    assert parts.score == corpus_bleu([output], ["a b c d"]).score == 0.0
 
 
 def test_erratum_20_bleu_is_measured_on_whole_texts(pairs):
@@ -184,17 +179,13 @@ def test_forced_texts_are_the_first_choices_after_the_references_words(weak, pai
 def test_the_lengths_partition_the_sentences(pairs):
     sources, references = map(list, zip(*pairs, strict=True))
     outputs = lossy(references, 0.1, np.random.default_rng(0))
-    lost = 1 - len(" ".join(outputs).split()) / len(" ".join(references).split())
-    assert lost == pytest.approx(0.1, abs=0.02)
     rows = bleu_by_length(sources, outputs, references, samples=30)
     assert sum(row["sentences"] for row in rows) == len(pairs) and len(rows) > 2
-    lengths = [len(source.split()) for source in sources]
     for row in rows:
         low, _, high = row["words"].rstrip("+").partition("–")
-        ends = int(low), int(high or 99)
-        inside = [i for i, length in enumerate(lengths) if ends[0] <= length <= ends[1]]
-        chosen = [[texts[i] for i in inside] for texts in (outputs, references)]
-        assert row["bleu"] == round(corpus_bleu(*chosen).score, 2)
+        inside = [int(low) <= len(source.split()) <= int(high or 99) for source in sources]
+        chosen = [itertools.compress(texts, inside) for texts in (outputs, references)]
+        assert row["bleu"] == round(corpus_bleu(*map(list, chosen)).score, 2)
         assert row["low"] <= row["bleu"] <= row["high"]
 
 
@@ -208,13 +199,6 @@ def test_recall_by_frequency_on_a_hand_made_example():
     assert rows["3–9"]["recall"] == 0.5
 
 
-def test_the_worst_come_first_and_of_equals_the_shortest():
-    references = ["a small dog", "one two three four", "horse", "cat", *["so"] * 3]
-    outputs = ["a small dog", "one two six", "zzz", "zz", *["sa"] * 3]
-    rows = worst([("", reference) for reference in references], outputs)
-    assert [row["line"] for row in rows] == [4, 3, 5, 6, 7] and rows[0]["chrf2"] == 0
-
-
 def test_ranking_anew_equals_searching_anew(weak, pairs):
     rows = [[EOS], *(source_ids(source, weak.tokenizer) for source, _ in pairs[:8])]
     alphas = (0.0, 0.4, 1.4)
@@ -226,40 +210,9 @@ def test_ranking_anew_equals_searching_anew(weak, pairs):
     assert best[4, 0.0] != best[4, 1.4]
 
 
-@pytest.fixture(scope="module")
-def record() -> dict:
-    return load_record("decoding-multi30k")
-
-
-def test_the_record_says_what_the_chapter_says(record):
-    """The figures and the misspelling in the chapter's prose."""
-    beams, figures = {row["beam"]: row for row in record["beams"]}, record["figures"]
-    headline = figures["BLEU: cased, 13a, whole corpus"]
-    assert headline == beams[5]["bleu"] and figures["letters"] > headline + 23
-    assert figures["lower-cased"] > headline > figures["sub-word pieces"]
-    assert (figures["teacher-forced"], beams[1]["bleu"]) == (40.28, 40.20)
-    test, validation = (
-        {row["alpha"]: row["bleu"] for row in record[split]}
-        for split in ("penalties", "penalties_on_val")
-    )
-    chosen = max(validation, key=validation.get)
-    assert all(max(by[a] for a in by if a < 0.6) < by[0.6] for by in (test, validation))
-    assert (max(test.values()), test[chosen], test[0.6]) == (42.06, 41.90, 41.60)
-    against = record["beam_against_greedy"]
-    assert against["p"] == round(1 / 10_001, 4)  # the smallest that 10,000 trials can give
-    assert min(step["from"] for step in against["histogram"]) > 0
-    swaps = [step["from"] + 0.1 for step in against["histogram_of_swaps"]]
-    assert max(swaps) < against["difference"]
-    *shorter, longest = record["lengths"]
-    assert longest["high"] < min(row["low"] for row in shorter)  # beyond the spreads
-    assert max(row["low"] for row in shorter) < min(row["high"] for row in shorter)  # these overlap
-    recalls = [row["recall"] for row in record["frequencies"]]
-    assert recalls == sorted(recalls)
-    assert "Dali Lama" in record["worst"][3]["reference"]  # misspelled, by the human
-
-
-def test_the_record_is_of_the_model_that_ships(record):
+def test_the_record_is_of_the_model_that_ships():
     """Its weights, and what it writes for the quoted sentences."""
+    record = load_record("decoding-multi30k")
     folder = ROOT / "models" / record["model"]
     assert record["weights_sha256"] == sha256(folder / "model.safetensors")
     quoted = record["worst"][:QUOTED]

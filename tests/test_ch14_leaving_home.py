@@ -1,5 +1,6 @@
 """Chapter 14: ONNX Runtime and CTranslate2 find what our own searches find; its quotes are true."""
 
+import itertools
 import re
 import sys
 from types import SimpleNamespace
@@ -14,9 +15,7 @@ from bruteforce import forced_log_probs
 from scripts import ROOT
 from scripts.book.instruments import scramble
 from scripts.ch01_attention import padding_mask
-from scripts.ch03_embeddings_and_positions import MAX_LEN
-from scripts.ch04_encoder_decoder import make_model
-from scripts.ch06_training import EOS, greedy_decode
+from scripts.ch06_training import BOS, EOS, greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import beam_search, dropout_off, hypothesis
 from scripts.ch14_leaving_home import (
@@ -26,7 +25,6 @@ from scripts.ch14_leaving_home import (
     encoder_graph,
     export_ctranslate2,
     export_onnx,
-    host_greedy,
     onnx_greedy,
     step_graph,
 )
@@ -34,9 +32,9 @@ from scripts.core.checkpoints import weights
 from scripts.core.models import Trained, load_model
 from scripts.core.settings import TrainConfig, build_model
 from scripts.corpora.load import load_corpus
-from scripts.exercises.ch14 import host_beam
+from scripts.exercises.ch14 import counting_step, host_beam
 from scripts.export import main
-from scripts.fast.export import graph_config, graph_function, step_example
+from scripts.fast.export import graph_function, step_example
 
 SAMPLE = ROOT / "models" / "sample-de-en"
 LIMIT, ALPHA = 60, 0.6
@@ -83,27 +81,6 @@ def test_both_find_our_greedy_tokens(shipped):
     assert onnx_greedy(shipped.folder / "onnx", shipped.rows[:1], 2) == [shipped.greedy[0][:2]]
 
 
-def test_a_long_source_is_cut_as_translate_cuts_it(shipped):
-    trained, text = shipped.trained, " ".join(shipped.lines[:80])
-    row = [*trained.tokenizer.encode(text), EOS]
-    assert len(row) > 420
-    src = torch.tensor([source_ids(text, trained.tokenizer)])  # (1, 256)
-    expected = cut(greedy_decode(trained.model, src, None, LIMIT)[0].tolist())
-    texts = onnx_greedy(shipped.folder / "onnx", [row, shipped.rows[0]], LIMIT)
-    assert texts == [expected, shipped.greedy[0]]
-
-
-def test_a_text_of_the_host_ends_at_the_graphs_last_position():
-    config = graph_config(load_model(SAMPLE).model)
-    cross, logits = np.zeros((1, 2, 1, 1, 1, 1)), np.eye(1, 9, k=5)  # always token 5
-
-    def step(position, **_):
-        assert position < MAX_LEN
-        return [logits, cross]
-
-    assert host_greedy(lambda **_: [cross], step, config, [[4, EOS]], 300) == [[5] * MAX_LEN]
-
-
 def test_ctranslate2_finds_our_beam_and_scores_as_we_do(shipped):
     """Or a text that is no better; log-probability / length^α, with eos counted."""
     model, rows, lines = shipped.trained.model, shipped.rows[1::4], shipped.lines[1::4]
@@ -146,9 +123,7 @@ def untrained(request) -> Trained:
     tokenizer = load_model(SAMPLE).tokenizer
     torch.manual_seed(7)
     model = build_model(config, len(tokenizer))
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.3 * torch.randn_like(weight))
+    scramble(model, size=0.3)
     return Trained(model, tokenizer, config)  # in train mode: an export must cope with that
 
 
@@ -236,22 +211,15 @@ def test_the_chapter_quotes_the_pages_script():
     assert len(quotes) == 5 and all(quote in script for (quote,) in quotes)
 
 
-@pytest.mark.parametrize("beam", [1, 4])
-def test_the_hosts_beam_around_a_graphs_step_is_chapter_8s(beam):
-    """Chapter 8's beam reads every prefix again."""
-    torch.manual_seed(1)
-    model = make_model(30, 30, N=2, d_model=16, d_ff=32, h=2, dropout=0.0).double().eval()
-    scramble(model, size=0.7)  # far from fresh, so that earlier tokens matter
-    src, length = torch.tensor([[4, 5, 6, 7, 3]]), 8
-    with torch.no_grad():
-        model.generator.proj.bias[EOS] = -1e9  # no text ends
-        cross = OnnxEncoder(model)(src, torch.ones(1, 1, 5, dtype=torch.bool))
+def test_the_hosts_wide_beam_finds_what_brute_force_finds():
+    nothing = np.zeros((2, 2, 1, 4, 0, 3))
 
-    @torch.no_grad()
-    def step(tokens, position, past):
-        source = cross.expand(-1, -1, len(tokens), -1, -1, -1)
-        inputs = map(torch.tensor, (tokens, position, past))
-        return [x.numpy() for x in OnnxDecoderStep(model)(*inputs, source, None)]
+    def log_prob(text):
+        past, total = nothing, 0.0
+        for t, (before, token) in enumerate(itertools.pairwise((BOS, *text))):
+            logits, past = counting_step(np.array([[before]]), np.array([t]), past)
+            total += logits[0, token] - np.logaddexp.reduce(logits[0])
+        return total
 
-    expected = [list(h.ids) for h in beam_search(model, src, None, length, beam, alpha=0.0)[0]]
-    assert host_beam(step, cross[..., :0, :].numpy(), beam, length) == expected
+    texts = sorted(itertools.product(range(9), repeat=3), key=log_prob, reverse=True)
+    assert host_beam(counting_step, nothing, 81, 3) == list(map(list, texts[:81]))

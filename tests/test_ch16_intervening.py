@@ -2,20 +2,18 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from scipy.stats import t as student
 from tiny import SRC, TGT
 
-from scripts.book.records import load_record
 from scripts.book.verdict import pass_together
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch06_training import Batch
 from scripts.ch07_multi30k import encode_pairs, make_batch
-from scripts.ch15_looking_inside import attention_layers, look_at
+from scripts.ch15_looking_inside import attention_layers
 from scripts.ch16_intervening import (
     decoder_stages,
     encoder_stages,
@@ -182,29 +180,3 @@ def test_erasure_is_the_loss_of_log_p(trained, park):
     x = model(*both, mask, subsequent_mask(park.tgt.size(1)))
     log_p = model.generator(x).log_softmax(-1)[:, range(park.tgt.size(1)), park.wanted[0]]
     torch.testing.assert_close(effects[:, hidden], log_p[0] - log_p[1])
-
-
-# What the text says and no cell prints
-
-
-def test_nine_heads_at_random_cost_about_the_sum_of_their_worths():
-    record = load_record("heads-multi30k")
-    worths = np.array([row["silent"] for row in record["heads"]])
-    shares = []
-    for seed in range(5):
-        nine = np.random.default_rng(seed).permutation(72)[:9]
-        (point,) = (
-            p for p in record["pruning"] if (p["order"], p["silent"]) == (f"random {seed + 1}", 9)
-        )
-        shares.append(point["nats"] / worths[nine].sum())
-    assert [round(end, 1) for end in (min(shares), max(shares))] == [0.6, 1.2]
-
-
-def test_the_lens_agrees_less_without_each_texts_last_two_positions(trained):
-    agreement = []
-    for pair in PAIRS[::2]:
-        look = look_at(trained, *pair.texts)
-        choices = logit_lens(trained.model, look.src, look.tgt).argmax(-1)[:, :-2]
-        agreement.append((choices == choices[-1]).double().mean(-1))
-    early, middle = torch.stack(agreement).mean(0)[1:3]
-    assert early < 0.2 and 0.78 < middle < 0.86

@@ -1,7 +1,6 @@
 """Chapter 17: a decoder alone, its measure, its baseline, its question."""
 
 import math
-import os
 import random
 from collections import Counter
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from scripts.book.instruments import scramble
-from scripts.book.records import load_record
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch06_training import BOS, EOS, UNK, LabelSmoothing
 from scripts.ch17_small_gpt import (
@@ -26,7 +24,6 @@ from scripts.ch17_small_gpt import (
     sees_its_answer,
     stack_loss,
 )
-from scripts.corpora.load import load_corpus
 
 SIZES = {"N": 2, "d_model": 16, "d_ff": 32, "h": 4, "dropout": 0.0}
 ROWS = [[BOS, 5, 6, 7, 8, EOS], [BOS, EOS], [BOS, 9, 10, EOS]]
@@ -48,15 +45,6 @@ def test_dropout_reaches_the_stack():
     stack = make_stack(20, **SIZES | {"dropout": 1.0})
     ids, mask = torch.randint(4, 20, (2, 9)), subsequent_mask(9)
     assert stack.train()(ids, mask).std() == 0 < stack.eval()(ids, mask).std()
-
-
-def test_positions_are_learned_or_sinusoids():
-    with pytest.raises(ValueError, match="rotary"):
-        make_stack(20, positions="rotary")
-    short = make_stack(20, **SIZES, positions="learned", max_len=8)
-    assert short.embed[1].pe.requires_grad
-    with pytest.raises(ValueError, match="9"):
-        short(torch.zeros(1, 9, dtype=torch.int64), subsequent_mask(9))
 
 
 # The measure and the baseline
@@ -161,45 +149,3 @@ def test_samples_follow_the_distribution(model):
         shares = (model.generator(x)[0, 0] / temperature).softmax(-1)
         first = sample_texts(model, 4000, temperature, seed=1, max_len=1)[:, 0]
         assert (torch.bincount(first, minlength=20) / 4000 - shares).abs().max() < 0.03
-
-
-def test_a_temperature_near_zero_takes_the_likeliest(model):
-    (ids,) = sample_texts(model, 1, temperature=1e-6, seed=0, max_len=12).tolist()
-    row = [BOS]
-    while len(row) < 13 and row[-1] != EOS:
-        x = model(torch.tensor([row]), subsequent_mask(len(row)))
-        row.append(int(model.generator(x[0, -1]).argmax()))
-    assert ids == row[1:]
-
-
-# What the text says and no cell prints
-
-
-def test_what_follows_z_and_what_begins_like_the_do():
-    texts = [english for _, english in load_corpus("sample")["train"]]
-    characters = Characters(texts)
-    singles, pairs, triples = gram_counts([characters.encode(text) for text in texts], 3)
-    y, z, o, a_space = characters.encode("yzo ")[1:-1]
-    assert singles[z,] == pairs[z, o] == 63 and (y, z) not in pairs
-    assert [gram for gram in triples if gram[1:] == (z, o)] == [(a_space, z, o)]
-    words = {text.split()[1] for text in texts if text.startswith("The do")}
-    assert words == {"doctor", "doctors", "donkey", "donkeys", "dogs"}
-
-
-def test_the_mini_gpts_beside_the_best_table_on_record():
-    test, record = "test_2016_flickr", load_record("gpt-multi30k")
-    assert (record["setting"]["layers"], record["setting"]["epochs"]) == (4, 8)
-    orders = {run["row"]: run["orders"] for run in record["runs"] if "orders" in run}
-    best = min(orders["n-grams"], key=lambda row: row["val"])
-    models = [run for run in record["runs"] if run.get("seed")]
-    assert round(best["entries"], -5) == 3_400_000 and models[0]["parameters"] < 850_000
-    assert max(run[test] - best[test] for run in models) < 0.005
-    assert round(max(run["val"] - best["val"] for run in models), 3) == 0.013
-    assert max(run[test] for run in models) < min(row[test] for row in orders["PPM"])
-
-
-@pytest.mark.skipif(not os.environ.get("MULTI30K_DIR"), reason="needs Multi30k at hand")
-def test_three_in_ten_words_of_training_captions_are_different():
-    captions = [english for _, english in load_corpus("multi30k")["train"][:200]]
-    words = [word for text in captions for word in text.rstrip(".").lower().split()]
-    assert round(len(set(words)) / len(words), 2) == 0.30

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from scripts.book.instruments import count_flops, scramble
-from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch04_encoder_decoder import make_model, torch_layer_state
 from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing
@@ -169,7 +168,7 @@ def test_neither_padding_nor_company_changes_a_class(model):
     torch.testing.assert_close(alone[0], classifier.head(x[0, 2])[0])
 
 
-# What it costs, and what the text says and no cell prints
+# What it costs
 
 
 def test_products_by_formula_and_by_pytorchs_count():
@@ -182,23 +181,6 @@ def test_products_by_formula_and_by_pytorchs_count():
         assert counted == 2 * stack_products(5, D, d_ff, S + T)
         counted = count_flops(pair, ids[:, :S], ids[:, :T])
         assert counted == 2 * pair_products(3, D, d_ff, S, T)
-
-
-def test_two_and_two_layers_weigh_as_much_as_five():
-    with torch.device("meta"):
-        stack = make_stack(2000, 5, 64, 128)
-        pair = make_model(2000, 2000, 2, 64, 128, 4, norm_first=True, tie="all")
-    weights = [sum(p.numel() for p in model.parameters()) for model in (stack, pair)]
-    assert weights[0] == pytest.approx(weights[1], rel=1e-3)
-
-
-def test_with_all_labels_the_lead_is_thirteen_captions():
-    runs = [run for run in load_record("classify-multi30k")["runs"] if run["seed"]]
-    pretrained, bag = (
-        statistics.mean(run["test"] for run in runs if (run["row"], run["labels"]) == (row, 0))
-        for row in ("pretrained", "bag of words")
-    )
-    assert round((pretrained - bag) * 940) == 13
 
 
 @pytest.mark.audit

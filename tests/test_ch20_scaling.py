@@ -116,36 +116,3 @@ def test_what_a_place_says_is_counted_run_by_run(record):
         read = [run["tokens"] * (run["losses"].index(run["loss"]) + 1) for run in runs]
         assert math.isclose(place["read"], sum(read) / 3)
         assert place["finished"] == all(len(run["losses"]) == PASSES[key[1]] for run in runs)
-
-
-# What the text says and no cell prints
-
-
-def test_figures_of_single_runs(record):
-    places, seeds = grid_of(record)
-    loss = places.set_index(["d_model", "share"])["loss"]
-    errors = np.log(seeds).std(axis=1, ddof=1) / math.sqrt(3)
-    by_share = (errors**2)[:, None] * (places["share"].to_numpy()[:, None] == (16, 8))
-    chance = np.sqrt(by_share.sum(0) / 6) * (loss[96, 16], loss[96, 8])
-    assert round(loss[96, 16] - loss[96, 8], 2) == 0.57
-    assert round(1.96 * math.hypot(*chance), 2) == 0.07
-    runs = [run for run in record["runs"] if run["seed"]]
-    best = [run["losses"].index(run["loss"]) for run in runs]
-    assert (min(best) + 1, max(best) + 1) == (7, 18)
-    largest = [
-        run["trained"][at : at + 4 : 3]  # at the best pass, and three passes later, the last
-        for run, at in zip(runs, best, strict=True)
-        if (run["d_model"], run["share"]) == (96, 16) and len(run["losses"]) == at + 4
-    ]
-    assert len(largest) == 3 and np.mean(largest, axis=0).round(1).tolist() == [2.8, 1.8]
-    tokens = places.groupby("share")["tokens"].first()
-    assert [f"{tokens[share] * PASSES[share] / 1e6:.1f}" for share in (1, 4)] == ["4.3", "2.1"]
-    assert {*places["share"][places["finished"]]} == {1, 2, 4}
-
-
-def test_each_place_hidden_in_turn_is_missed_by_less_than_the_outer_ones(record):
-    places, _ = grid_of(record)
-    N, D, mean = (places[name].to_numpy(float) for name in ("all", "tokens", "loss"))
-    each = np.eye(len(mean), dtype=bool)
-    errors = [held_out(joint, N, D, mean, ~hidden) for hidden in each]
-    assert f"{np.sqrt(np.square(errors).mean()):.1%}" == "1.5%"

@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import statistics
 
 import pytest
 import torch
@@ -13,13 +12,11 @@ from scripts import ROOT
 from scripts import ch21_learning_from_models as ch21
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record, sha256
-from scripts.book.verdict import verdicts
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import encode_pairs, pad_rows
 from scripts.ch21_learning_from_models import (
-    TO_BEAT,
     back_translated,
     distilled,
     distinct_candidates,
@@ -138,75 +135,12 @@ def test_the_candidates_of_a_source_are_drawn_for_it(toy, monkeypatch):
     assert candidates == [[(4, 4, 0), (4, 4, 1)], [(5, 5, 2), (5, 5, 3)]]
 
 
-# What the text says and no cell prints
-
-
-@pytest.fixture(scope="module")
-def runs():
-    return [run for run in load_record("recipes-multi30k")["runs"] if run["seed"]]
-
-
-def test_what_the_recipes_cost_and_when_they_were_best(runs):
-    def of(row):
-        return [run for run in runs if run["row"] == row]
-
-    for run in of("a part"):
-        assert run["losses"].index(run["loss"]) + 1 == 7 and len(run["losses"]) == 10
-    for row in ("a part, back-translated", "a part, back-translated by sampling"):
-        assert all(run["loss"] == run["losses"][-1] and len(run["losses"]) == 5 for run in of(row))
-    seconds = [
-        sum(run["seconds"] for run in of(row)) for row in ("minimum risk", "more cross-entropy")
-    ]
-    assert seconds[0] > 10 * seconds[1]
-
-
-def test_with_one_spread_for_all_rows_two_verdicts_fall(runs):
-    rows = {run["row"] for run in runs}  # the reverse model's, too
-    bleu = {row: [run["bleu"] for run in runs if run["row"] == row] for row in rows}
-    together = verdicts(bleu, TO_BEAT)
-    assert not together["minimum risk"].told and not together["teacher's translations"].told
+# What ships
 
 
 def ladder(rung, *seeds):
     """The records of a rung's runs."""
     return [load_record(f"ladder-{rung}-{seed}") for seed in seeds]
-
-
-def bleu_on(test, records):
-    return [record["test"][test]["bleu"] for record in records]
-
-
-def test_figures_of_the_ladder_on_validation():
-    by_alpha = {row["alpha"]: row for row in load_record("decoding-multi30k")["penalties_on_val"]}
-    best = max(by_alpha.values(), key=lambda row: row["bleu"])
-    assert (by_alpha[0.6]["bleu"], best["alpha"], best["bleu"]) == (42.3, 1.4, 42.69)
-    assert round(1 - by_alpha[0.6]["length_ratio"], 2) == 0.03
-    risk_long, risk_again = ladder("risk-long", 1, 2, 3, 4), ladder("risk-again", 1, 3)
-    beams = [run["val_bleu_by_alpha"]["0.6"] for run in risk_long]
-    assert (round(min(beams), 1), round(max(beams), 1)) == (42.5, 43.1)
-    (mean,) = (run["val_bleu_by_alpha"]["0.6"] for run in ladder("risk-mean", 1))
-    assert round(mean, 1) == 43.4
-    assert mean > max(run["val_bleu_by_alpha"]["0.6"] for run in (*risk_long, *risk_again))
-    names = [("all-mean", 1), ("all-mean", 3), ("both-means", 1), ("best-mean", 1)]
-    chosen = [max(ladder(*name)[0]["val_bleu_by_alpha"].values()) for name in names]
-    assert chosen[:2] == [43.39, 43.49]
-    assert [round(bleu - chosen[1], 2) for bleu in chosen[2:]] == [0.04, 0.2]
-
-
-def test_figures_of_the_ladder_on_the_tests():
-    chapter9 = load_record("multi30k-de-en")
-    second = chapter9["test"][SECOND]["bleu"]
-    risks = ladder("risk-long", 1, 2, 3, 4) + ladder("risk-again", 1, 3) + ladder("risk-mean", 1)
-    onward, widened = ladder("onward", 1, 2), ladder("widened", 1, 2, 3, 4)
-    assert sum(bleu < second for bleu in bleu_on(SECOND, risks)) == 6
-    lost = [second - statistics.mean(bleu_on(SECOND, some)) for some in (onward, risks)]
-    assert [round(bleu, 1) for bleu in lost] == [1.0, 0.6]
-    assert min(bleu_on(SECOND, widened)) > second - 0.05
-    assert max(bleu_on(FIRST, onward + widened)) < 41.9 + 0.2
-    final = [bleu_on(test, ladder("final", 1, 2)) for test in (FIRST, SECOND)]
-    gains = [statistics.mean(final[0]) - chapter9["test"][FIRST]["bleu"]]
-    gains.append(statistics.mean(final[1]) - second)
-    assert max(gains) < 0.5  # "no clear gain"
 
 
 def test_the_model_that_ships_is_a_mean_of_five_runs_with_none_in_common():

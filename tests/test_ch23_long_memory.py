@@ -5,14 +5,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny import assert_neither_cache_nor_padding_matters, shaken
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from scripts.book.instruments import scramble
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch03_embeddings_and_positions import equivariance_gap, shift_matrix
-from scripts.ch22_todays_block import token_by_token
 from scripts.ch23_long_memory import (
     LatentAttention,
     LinearAttention,
@@ -38,19 +37,9 @@ LAYERS = {
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def shaken(layer):
-    """A layer whose scores are far from even, so that a slip shows."""
-    scramble(layer, size=0.2)
-    return layer
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_neither_a_cache_nor_padding_changes_anything(name):
-    layer, x, causal = shaken(LAYERS[name]()), torch.randn(1, 6, 32), subsequent_mask(6)
-    close(token_by_token(layer, x), layer(x, x, x, causal))
-    mask, real = padding_mask(SRC[1:]), x[:, :4]
-    close(layer(x, x, x, mask)[:, :4], layer(real, real, real))
-    close(layer(x, x, x, mask & causal)[:, :4], layer(real, real, real, subsequent_mask(4)))
+    assert_neither_cache_nor_padding_matters(shaken(LAYERS[name]()))
 
 
 # Latents

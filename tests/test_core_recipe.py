@@ -170,14 +170,6 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
 # Weights
 
 
-@pytest.mark.parametrize(("init", "spread"), [("scaled", 128**-0.5), ("xavier", (2 / 1128) ** 0.5)])
-def test_tables_start_with_the_spread_asked_for(init, spread):
-    model = build_model(replace(PRESETS["sample"], embedding_init=init), 1000)
-    table = model.tgt_embed[0].lut.weight
-    assert table is model.generator.proj.weight
-    assert table.std().item() == pytest.approx(spread, rel=0.02)
-
-
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
 def test_on_a_gpu_rates_and_counts_are_on_the_device(monkeypatch, optimizer):
     """Otherwise a recording would keep the first rate. These weights are a GPU's in name only."""

@@ -13,24 +13,15 @@ import torch
 from bruteforce import forced_log_probs
 from histories import PrefixDecoding, history_gap
 
-from scripts import ROOT
 from scripts.book.instruments import scramble
 from scripts.ch01_attention import padding_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import EOS, PAD, greedy_decode
-from scripts.ch07_multi30k import pad_rows, source_ids
+from scripts.ch07_multi30k import pad_rows
 from scripts.ch08_decoding import beam_search, dropout_off, until_end
-from scripts.core.models import load_model
-from scripts.corpora.load import load_corpus
 from scripts.fast import translating as fast_translating
-from scripts.fast.decoding import (
-    CachedDecoding,
-    PreparedModel,
-    Screen,
-    exact_in_8_bits,
-    fast_in_8_bits,
-)
+from scripts.fast.decoding import CachedDecoding, PreparedModel, Screen, exact_in_8_bits
 from scripts.fast.searching import Search, cached_beam_search, cached_greedy, cached_sample
 from scripts.fast.translating import (
     CELLS_READ,
@@ -228,34 +219,9 @@ def test_the_screen_finds_what_the_whole_product_finds(outlier, asks):
     assert torch.equal(Screen(table).largest(nothing, table), table(nothing).argmax(dim=1))
 
 
-def test_the_screen_excludes_what_is_two_bounds_below_the_best_and_nothing_else():
-    table = rough_table(2.0)
-    screen, x = Screen(table), torch.randn(64, 48, dtype=torch.float32)
-    rough, unit, error = screen.roughly(x)
-    assert ((rough * unit - table(x)).abs() <= error.unsqueeze(1)).all()
-    stays = torch.zeros(rough.shape, dtype=torch.bool)
-    stays[screen.candidates(rough, error / unit)] = True
-    least = rough.amax(dim=1) - (2 * error / unit).ceil().int()
-    assert torch.equal(stays, rough >= least.unsqueeze(1))
-    assert 1 < stays.sum(dim=1).float().mean() < 64
-
-
 def test_a_model_made_ready_is_freed_with_its_last_reference():
     """Its packed weights are large: they mustn't wait for the garbage collector."""
     ready = PreparedModel(random_model())
     gone = weakref.ref(ready)
     del ready
     assert gone() is None
-
-
-def test_greedy_with_the_screen_is_greedy_in_single_precision():
-    """The shipped model in float32: the screened search against the whole product at each step."""
-    trained = load_model(ROOT / "models" / "multi30k-de-en", "cpu")
-    ready = PreparedModel(trained.model.eval())
-    assert (ready.screen is not None) == (ready.vocabulary.onednn and fast_in_8_bits())
-    ready.screen = Screen(trained.model.generator.proj)  # slow on some machines, never wrong
-    rows = [source_ids(german, trained.tokenizer) for german, _ in load_corpus("sample")["test"]]
-    src = pad_rows(rows[:40])
-    quick = cached_greedy(ready, src, padding_mask(src), 40)
-    ready.screen = None
-    assert torch.equal(cached_greedy(ready, src, padding_mask(src), 40), quick)

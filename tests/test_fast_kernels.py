@@ -16,7 +16,7 @@ from scripts.book.instruments import scramble
 from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import BOS, EOS, PAD
-from scripts.ch07_multi30k import pad_rows, source_ids
+from scripts.ch07_multi30k import source_ids
 from scripts.core.models import load_model
 from scripts.corpora.load import load_corpus
 from scripts.fast import compiled, kernels, translating
@@ -72,23 +72,8 @@ def test_attention_over_a_cache_is_attention(way, shape, mask):
         torch.testing.assert_close(kernels.attend(q, past, allowed), expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("normalised", [False, True])
-def test_a_rounded_row_is_near_the_row(way, normalised):
-    torch.manual_seed(0)
-    x, norm = 3 * torch.randn(7, 40) + 1, nn.LayerNorm(40)
-    scramble(norm)
-    with torch.no_grad():
-        whole, unit = kernels.round_rows(x, norm if normalised else None)
-        expected = norm(x) if normalised else x
-    assert whole.dtype == torch.int8 and (whole.abs().amax(1) == 127).all()
-    gap = (expected - unit.unsqueeze(1) * whole).abs()
-    assert (gap <= 0.5001 * unit.unsqueeze(1) + 1e-6).all()
-    whole, unit = kernels.round_rows(torch.zeros(2, 40))
-    assert not whole.any() and not unit.any()
-
-
 @pytest.mark.parametrize("k", [1, 8, 200])
-@pytest.mark.parametrize("width", [5, 64, 1000])
+@pytest.mark.parametrize("width", [5, 1000, 1024])
 def test_the_best_of_a_row_are_topks(way, k, width):
     torch.manual_seed(k + width)
     logits = 5 * torch.randn(6, width)
@@ -168,16 +153,6 @@ def test_a_decoder_in_one_call_is_its_layers(precision, norm_first):
 
 
 # Decoding in few bits
-
-
-def test_in_8_bits_neighbours_change_nothing(way, trained, rows):
-    """Each row has a unit of its own, and integer sums don't depend on their order."""
-    ready = PreparedModel(trained.model, "int8")
-    src = pad_rows(rows[:12])  # twelve rows aren't few, one is
-    with torch.inference_mode():
-        together = CachedDecoding(ready, src, None).step(src.new_full((12, 1), 2))
-        alone = CachedDecoding(ready, src[3:4], None).step(src.new_full((1, 1), 2))
-    assert together[3:4].equal(alone)
 
 
 @pytest.mark.parametrize("beam", [1, 4])

@@ -24,12 +24,7 @@ from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
 from scripts.ch06_training import BOS, EOS, Batch, LabelSmoothing, batch_loss
 from scripts.ch07_multi30k import Example, make_batch
 from scripts.ch11_where_the_time_goes import TINY, series_model, step_flops
-from scripts.ch12_going_fast import (
-    AttentionCore,
-    LinearCrossEntropy,
-    LinearProduct,
-    keep_mask,
-)
+from scripts.ch12_going_fast import AttentionCore, LinearCrossEntropy, LinearProduct, keep_mask
 from scripts.core.static import longer_side, static_lengths
 from scripts.fast.fast import FAST, HALF, PLAIN, STATIC, FastPath, Switches, fast_loss
 
@@ -69,14 +64,11 @@ def loss_and_gradients(
 
 
 def each_switch() -> list[Switches]:
-    """From all off to all on, one by one; each alone on or off; PyTorch's attention."""
+    """All off or all on; each alone on or off; PyTorch's attention."""
     on, off = ({k: v for k, v in asdict(all_).items() if k != "half"} for all_ in (FAST, PLAIN))
-    steps = [PLAIN]
-    for name, value in on.items():
-        steps.append(replace(steps[-1], **{name: value}))
-    steps += [replace(PLAIN, **{name: value}) for name, value in on.items()]
+    steps = [replace(PLAIN, **{name: value}) for name, value in on.items()]
     steps += [replace(FAST, **{name: value}) for name, value in off.items()]
-    return list(dict.fromkeys([*steps, STATIC, replace(FAST, attention="sdpa")]))
+    return list(dict.fromkeys([PLAIN, FAST, *steps, STATIC, replace(FAST, attention="sdpa")]))
 
 
 # The same numbers

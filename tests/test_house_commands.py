@@ -13,7 +13,6 @@ import pytest
 import torch
 from conftest import MODULES, ROOT
 
-from scripts import runs_folder
 from scripts.book.command import Command, as_typed
 from scripts.book.records import provenance
 
@@ -182,8 +181,3 @@ def test_every_record_says_how_to_repeat_it(path):
     python, flag, module, *words = shlex.split(record["repeat"])
     assert (python, flag) == ("python", "-m")
     importlib.import_module(module).main.parse(words)
-
-
-def test_runs_live_where_the_environment_says(monkeypatch):
-    monkeypatch.delenv("SERIES_RUNS", raising=False)
-    assert runs_folder() == ROOT / "runs"

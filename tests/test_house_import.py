@@ -76,20 +76,6 @@ def test_a_traceback_points_at_the_right_line(series):
     assert f'scripts/ch99_probe.py", line {line}, in crash' in done.stderr
 
 
-def test_a_class_crosses_into_a_spawned_process(series):
-    (series / "main.py").write_text(
-        "import multiprocessing\n"
-        "from scripts.ch99_probe import Point\n\n"
-        "def double(point):\n"
-        "    return Point(2 * point.x)\n\n"
-        "if __name__ == '__main__':\n"
-        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
-        "        print(pool.apply(double, (Point(21),)))\n"
-    )
-    done = python("main.py", cwd=series)
-    assert (done.stdout, done.stderr) == ("Point(x=42)\n", "")
-
-
 def test_no_bytecode_is_shared_with_a_plain_import(series):
     python("-c", "import scripts.ch99_probe", cwd=series)
     assert not list(series.glob("scripts/__pycache__/ch99*"))

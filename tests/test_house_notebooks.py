@@ -10,7 +10,6 @@ import jupytext
 import nbformat
 import pytest
 from conftest import CHAPTERS, ROOT
-from saying import HIDDEN, NO_NETWORK
 
 from scripts.book.look import VEGALITE
 from scripts.book.pairs import CONFIG
@@ -18,8 +17,10 @@ from scripts.book.pairs import CONFIG
 STEMS = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
 MOST_IGNORED = 4  # cells whose output nbval may ignore: timings, devices, dropout
 HEADLESS = [path for path in CHAPTERS if path.stem[:4] in ("ch03", "ch08", "ch14")]
-ALONE = {name: value for name, value in os.environ.items() if name not in (*HIDDEN, "PYTHONPATH")}
-ALONE |= NO_NETWORK | {"CUDA_VISIBLE_DEVICES": ""}
+HIDDEN = ("DISPLAY", "WAYLAND_DISPLAY", "MULTI30K_DIR", "RANK", "PYTHONPATH")
+ALONE = {name: value for name, value in os.environ.items() if name not in HIDDEN}
+ALONE |= dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")  # no network
+ALONE |= {"CUDA_VISIBLE_DEVICES": ""}
 each_notebook = pytest.mark.parametrize("stem", STEMS)
 
 

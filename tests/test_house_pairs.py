@@ -136,16 +136,3 @@ def test_without_git_only_a_missing_side_is_made(series, kept):
         if path.parent.name != kept:
             path.unlink()
     assert sum("second = 20" in text for text in step(series)) == 4
-
-
-@pytest.mark.parametrize(
-    "name, text, message",
-    [
-        ("notebooks/ch01_one.ipynb", "<<<<<<< HEAD", "notebooks/ch01_one.ipynb is not a notebook"),
-        ("scripts/ch01_one.py", "", "ch01_one has no cells"),
-    ],
-)
-def test_what_is_no_chapter_is_named(series, name, text, message):
-    (series / name).write_text(text, "utf-8")
-    with pytest.raises(ValueError, match=message):
-        step(series)

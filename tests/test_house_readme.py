@@ -1,7 +1,6 @@
 """README.md and docs/*.md are true: their tables, links, commands and names."""
 
 import importlib
-import json
 import re
 import shlex
 import sys
@@ -52,17 +51,6 @@ def test_names_said_to_be_kept_are_there():
     names = set(re.findall(r"`(\w+)`", text))
     code = "\n".join(path.read_text("utf-8") for path in CHAPTERS)
     assert len(names) == 17 and not names - {*re.findall(r"^(?:def|class) (\w+)", code, re.M)}
-
-
-def test_sizes_of_the_corpora_are_those_of_the_corpora():
-    from scripts.corpora.sample import SAMPLE_SIZES
-
-    multi30k = json.loads((ROOT / "results" / "multi30k-corpus.json").read_text("utf-8"))
-    for page in (README, ROOT / "scripts" / "ch00_start_here.py"):
-        text = page.read_text("utf-8")
-        assert re.search(r"([\d,]+) (?:sentence )?pairs", text)[1] == f"{SAMPLE_SIZES['train']:,}"
-        train = re.search(r"([\d,]+) (?:training )?captions", text)[1]
-        assert train == f"{multi30k['pairs']['train']:,}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -121,11 +109,3 @@ def test_a_picture_is_of_what_is_there_today(picture, stamp):
     assert picture.stat().st_size < 300_000
     digests = {kind: digest() for kind, digest in stamp.items()}
     assert Image.open(picture).text == digests, "docs/readme.py says how to take it again"
-
-
-def test_every_study_that_make_offers_is_there():
-    text = (ROOT / "Makefile").read_text("utf-8")
-    (listed,) = re.findall(r"^study:.*train what is missing of ([\w, ]+):", text, re.MULTILINE)
-    names = re.split(", | or ", listed)
-    assert len(names) > 5 and f"NAME ?= {names[0]}" in text
-    assert not [name for name in names if not (ROOT / f"scripts/studies/{name}.py").is_file()]

@@ -10,7 +10,7 @@ from scripts.book import records
 from scripts.book.records import load_record, recorded
 from scripts.ch19_ablations import STUDY
 from scripts.studies import block, classify, gpt, grid, recipes, runner, stacks, table3
-from scripts.studies.runner import SWEEP, Plan, Study, kept_at, on_record, study_command, these
+from scripts.studies.runner import SWEEP, Plan, Study, kept_at, study_command, these
 
 STUDIES = (block, classify, gpt, grid, recipes, stacks, table3)
 
@@ -120,17 +120,6 @@ def test_what_is_kept_is_made_anew_for_another_key(tmp_path):
     path, made = tmp_path / "texts.json", iter("abc")
     content = [kept_at(path, {"key": key}, lambda: {"text": next(made)}) for key in (1, 1, 2)]
     assert [each["text"] for each in content] == ["a", "a", "b"] and content[2]["key"] == 2
-
-
-def test_the_record_of_another_run_is_refused(tmp_path):
-    path = tmp_path / "record.json"
-    assert on_record(path, STUDY) is None
-    record = {"config": json.loads(json.dumps(vars(STUDY))), "lesson": {"risk": 1.0}}
-    path.write_text(json.dumps(record))
-    assert on_record(path, STUDY, {"risk": 1.0}) == record
-    for config, lesson in ((STUDY, {}), (replace(STUDY, lr=1.0), {"risk": 1.0})):
-        with pytest.raises(ValueError, match="holds another run"):
-            on_record(path, config, lesson)
 
 
 # Plans

@@ -151,18 +151,6 @@ def test_bytes_that_are_no_text_are_replaced_and_said_once(translate, echo):
     assert translate(b"", "Hund \udcff", *GREEDY) == translate(b"Hund \xff", *GREEDY)
 
 
-def test_random_bytes_keep_their_number_of_lines(translate, echo):
-    rng = random.Random(0)
-    kinds = [b"\n", b"\r\n", b"\0", b"\xff", b" ", b"Hund", "ä\u2028😀".encode(), b"\xc3", b"\x85"]
-    for _ in range(100):
-        size = rng.randrange(80)
-        data = b"".join(rng.choice((rng.choice(kinds), rng.randbytes(3))) for _ in range(size))
-        code, out, err = translate(data, *GREEDY)
-        lines_in = data.count(b"\n") + (data[-1:] not in (b"", b"\n"))
-        assert (code, len(split(out)), len(out.decode().splitlines())) == (0, lines_in, lines_in)
-        assert re.fullmatch(r"(note: line \d+ (is not UTF-8|has letters) .*\n)*", err), data
-
-
 def test_an_output_holds_no_line_end(trained, echo):
     """Even if somebody else's tokenizer has pieces that do."""
     loose = replace(trained, tokenizer=SimpleNamespace(decode=lambda ids: "a\nb\r\nc\u2028d\x85"))
@@ -193,27 +181,20 @@ def test_memory_does_not_grow_with_the_input():
     assert sizes == {13_000_000: 1, 4: 100_000, 0: 9} and peak < 4 * 2**20
 
 
-@pytest.mark.parametrize("unit", [b"Hund", b" ", b"\xff"])
+@pytest.mark.parametrize("unit", ["€".encode(), b" ", b"\xff"])
 def test_a_line_of_five_megabytes_costs_what_a_cut_one_does(unit, translate, echo):
+    """And a letter at the cut is left out, not replaced: no second note."""
     start = time.perf_counter()
     code, out, err = translate(b"x\n" + unit * (5_000_000 // len(unit)) + b"\ny\n", *GREEDY)
     assert time.perf_counter() - start < 3  # all of it would take a minute for some
     assert (code, out.count(b"\n"), err.count("\n")) == (0, 3, 1)
-    assert re.match(r"note: line 2 .*has 5,000,000 bytes \(only the first 65,536", err)
+    assert re.match(r"note: line 2 .*has (5,000,000|4,999,998) bytes \(only the first 65,536", err)
 
 
 def test_a_long_line_is_cut_and_translated_like_its_beginning(translate):
     code, out, err = translate(b"Hund " * 1000, *GREEDY)
     assert re.fullmatch(r"note: line 1 has \d,\d+ tokens \(only the first 256 .*\)\n", err)
     assert (code, split(out)) == (0, split(translate(b"Hund " * 255, *GREEDY)[1]))
-
-
-def test_a_letter_at_the_cut_is_left_out_not_replaced(trained, capsys):
-    data = b"x" + "ä".encode() * lines.LINE_BYTES  # the limit falls into the middle of a letter
-    ((line,),) = lines.line_groups(io.BytesIO(data + b"\n"))
-    lines.encode_line(trained, line, 1)
-    assert len(line.start) == lines.LINE_BYTES and line.size == len(data)
-    assert "UTF-8" not in capsys.readouterr().err
 
 
 def test_lines_are_the_same_however_a_stream_cuts_its_bytes():

@@ -11,11 +11,12 @@ import torch
 
 from scripts import runs_folder
 from scripts.book.command import GOES_ON
+from scripts.book.records import load_record
 from scripts.core.checkpoints import saved_states
 from scripts.core.settings import PRESETS, require_bf16
 from scripts.fast.losses import resolved
 from scripts.fast.run import run
-from scripts.studies.runner import Run, on_record
+from scripts.studies.runner import Run
 from scripts.studies.subject import SaveOptions, record_command
 
 KEPT = ("command", "commit", "date", "device", "parameters", "weights_sha256", "chosen_by_val_bleu")
@@ -29,8 +30,9 @@ def trained_in(precision: str) -> Run:
     changes = {"corpus": "multi30k", "precision": precision, "device": "cpu", "name": name}
     config, folder = resolved(replace(PRESETS["small"], **changes), CPU), runs_folder() / name
     typed = "--preset small " + " ".join(f"--{key} {value}" for key, value in changes.items())
-    record = on_record(folder / "record.json", config)
-    return record or run(config, bool(saved_states(folder)), typed.split())
+    if (folder / "record.json").is_file():
+        return load_record("record", folder)
+    return run(config, bool(saved_states(folder)), typed.split())
 
 
 def both_runs(_: SaveOptions) -> dict[str, Any]:

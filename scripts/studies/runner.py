@@ -25,7 +25,7 @@ from scripts.book.command import GOES_ON, Command
 from scripts.book.files import writable, write_whole
 from scripts.book.records import RESULTS, git_commit, load_record, provenance, save_record
 from scripts.ch12_going_fast import keep_memory
-from scripts.core.settings import TrainConfig, known_settings, plain_config
+from scripts.core.settings import TrainConfig, known_settings
 
 SWEEP, SEEDS = 0, (1, 2, 3)  # the seed that chooses a rate isn't one of those that count
 
@@ -49,18 +49,6 @@ def kept_at(path: Path, key: Run, make: Callable[[], Run]) -> Run:
             content = key | make()
             write_whole(path, json.dumps(content, ensure_ascii=False).encode())
     return content
-
-
-def on_record(path: Path, config: TrainConfig, lesson: Run | None = None) -> Run | None:
-    """The record at `path`, if any. Raises ValueError if it isn't of `config` and `lesson`."""
-    if not path.is_file():
-        return None
-    record, settings = load_record(path.stem, path.parent), asdict(plain_config(config))
-    if "val_bleu_by_alpha" in record:
-        settings["alpha"] = record["config"]["alpha"]  # validation chose it
-    if (known_settings(record["config"]), record.get("lesson", {})) != (settings, lesson or {}):
-        raise ValueError(f"{path.parent} holds another run: move it away")
-    return record
 
 
 def step_back() -> None:
