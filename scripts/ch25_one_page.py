@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | all of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), and what became usual since |
-# | Time | 30 minutes to read, 75 with the code; RUNNING to run on a CPU |
+# | Time | 30 minutes to read, 75 with the code; a minute or two to run on a CPU |
 # | Before | [Chapter 24 · Experts](ch24_experts.ipynb), or nothing at all; this is the last chapter |
 #
 # *If you read only three cells:* `MultiHeadAttention`, `Transformer`, `train`.
@@ -475,7 +475,7 @@ def translate(
 #
 # Everything is there. After each epoch we ask for the translation of one caption, to see how it goes. The caption is not in the training split, and it is German at its most German: the verb *zuwinken* (wave to) falls into two parts, and the part that says what the sentence is about comes last. The right answer is *In summer, a sad singer is waving to an athlete.*
 #
-# **Predict.** What will the translation be after the first epoch, 230 steps: noise, single words, or a sentence?
+# **Predict.** The model makes 920 steps. What will its first translation look like, after 57: letters, words, a sentence? And after a quarter of them?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -487,13 +487,17 @@ rows = [(step, loss, *translate(model, pieces, [caption])) for step, loss in tra
 
 titled(
     diary(pd.DataFrame(rows, columns=["step", "loss", "translation"])),
-    "First it speaks English, then it translates",
+    "First the commonest word, then English, then a translation",
     "The loss, in nats for each piece, and what the model makes of the caption at that step.",
     wrap=72,
 )
 
+# %%
+losses = [loss for _, loss, _ in rows]
+assert settings is FULL or 2 * losses[3] < losses[0] and min(losses) > 1.01  # see below
+
 # %% [markdown]
-# AFTER
+# After 57 steps it knows one thing, that *a* is frequent. After 171 it knows which words follow which, and can't stop: it hardly reads the German yet. By step 228, the end of the first pass, it reads it. Then the details come, and the last to come is small: *an* before *athlete*, not *a*. Other seeds take the same road (we tried eight); seven ended with exactly the right sentence, and one still wrote *a athlete*.
 #
 # The loss doesn't go to 0, and can't. With smoothing even a perfect model pays for the 10% that it is told to give away: with 1,000 pieces $-0.9001\ln 0.9001 - 999 \cdot 0.0001 \ln 0.0001 \approx 1.01$ nats ([chapter 6](ch06_training.ipynb) has the formula). So in the last epoch only some 0.08 nats are left to learn.
 
@@ -530,22 +534,22 @@ for split in (name for name in corpus if name.startswith("test")):
 with torch.inference_mode():
     model(torch.tensor([source], device=device), torch.tensor([target[:-1]], device=device))
 looks = model.decoder[-1].cross_attention.weights[0].mean(dim=0)  # (T, S)
+german, english = ([pieces.id_to_piece(i) for i in ids] for ids in (source, target[1:]))
 
 titled(
-    heatmap(
-        looks,
-        [pieces.id_to_piece(i) for i in target[1:]],
-        [pieces.id_to_piece(i) for i in source],
-        value_title="weight",
-        numbers=False,
-    ),
-    "LOOKS",
+    heatmap(looks, english, german, value_title="weight", numbers=False),
+    "Before “waving” it looks at both halves of the verb",
     "A row for each English piece, as it is about to be written; a column for each German one.",
     wrap=72,
 )
 
+# %%
+if settings is SAMPLE:
+    weights = dict(zip(german, looks[english.index("▁wa")], strict=True))
+    assert sum(weights[piece] for piece in ("▁w", "ink", "t", "▁zu")) > 0.5
+
 # %% [markdown]
-# LOOKED
+# It looks at *winkt*, in second place, and at *zu*, eight pieces further on: no fixed window would do. With *singer* and *athlete* it looks at one word each. For *is*, and for the second half of *waving*, most of the weight is on the full stop and the end, which say nothing about either word: weights sum to 1, so they have to go somewhere ([chapter 15](ch15_looking_inside.ipynb)).
 
 # %% [markdown]
 # ## What this page leaves out

@@ -387,7 +387,8 @@ def sentence_table(record: dict[str, Any], end: str) -> pd.DataFrame:
 def diary(frame: pd.DataFrame) -> alt.HConcatChart:
     """A row for each look at a run: its loss as a bar, and one sentence's translation by then."""
     bars = alt.Chart(rounded(frame)).mark_bar().encode(bar_axis("step").title("step"), x="loss:Q")
-    texts = alt.Chart(frame).mark_text(align="left", fontSize=13, x=0)
+    short = frame.assign(translation=frame["translation"].str[:66])
+    texts = alt.Chart(short).mark_text(align="left", fontSize=13, x=0)
     texts = texts.encode(alt.Y("step:N", axis=None), text="translation:N")
     size = {"height": 24 * len(frame)}
     return alt.hconcat(bars.properties(width=170, **size), texts.properties(width=430, **size))
