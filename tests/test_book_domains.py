@@ -31,7 +31,7 @@ def test_every_number_has_a_domain_and_every_domain_a_number():
         ("clip", (0, math.inf), (-1,)),
         ("top_p", (1e-9, 1), (0, 1.5)),
         ("seed", (0, 2**63 - 1), (-1, 2**63)),
-        ("count", (1, 10**9), (0, math.inf)),
+        ("sentences", (1, 10**9), (0, math.inf)),
     ],
 )
 def test_what_is_outside_of_a_domain_is_refused(name, inside, outside):
@@ -55,22 +55,10 @@ def test_names_of_folders_are_plain():
 # Functions of lists of texts, and how many arguments they need.
 TAKERS = {
     "ch07_multi30k:build_vocab": 1,
-    "ch07_multi30k:unknown_rate": 2,
-    "ch07_multi30k:tokens_per_sentence": 2,
     "ch08_decoding:plain_translate": 2,
-    "ch08_decoding:mbr_choice": 2,
-    "ch10_judging:chrf_by_hand": 2,
     "ch10_judging:paired_difference": 3,
-    "ch10_judging:sacrebleu_p": 4,
-    "ch15_looking_inside:word_of_piece": 2,
-    "ch17_small_gpt:Characters": 1,
-    "ch21_learning_from_models:chrf_risks": 2,
-    "core.data:split_anew": 4,
     "core.scores:corpus_bleu": 2,
-    "core.scores:corpus_chrf": 2,
-    "fast.lines:text_stream": 1,
     "fast.translating:translate": 2,
-    "fast.translating:fast_translate": 2,
 }
 
 

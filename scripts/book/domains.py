@@ -45,8 +45,6 @@ DOMAINS = {
     "top_p": "more than 0 and at most 1 (1: off)",
     # How much a study or a race does.
     "sentences": "at least 1",
-    "rounds": "at least 1",
-    "count": "at least 1",
     "hours": "more than 0",
     "minutes": "more than 0",
     "workers": "from 1 to 1,000",
