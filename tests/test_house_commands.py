@@ -89,7 +89,7 @@ def test_help_tells_of_every_field(capsys):
     [
         (["--trials", "many"], "--trials can't be 'many': --help says"),
         (["--trials", "0"], "trials must be at least 1, not 0"),
-        (["--round", "3"], "unrecognized"),  # names are written in full
+        (["--trial", "3"], "unrecognized"),  # names are written in full
         (["nothing"], "say something"),
     ],
 )
