@@ -13,6 +13,7 @@ from scripts.ch15_looking_inside import (
     KINDS_OF_ATTENTION,
     alignment_error,
     attention_maps,
+    even_look,
     head_numbers,
     look_at,
     map_labels,
@@ -111,6 +112,13 @@ def test_head_numbers_are_those_of_plain_loops(park, kind):
 
 
 # Captions, words, alignment
+
+
+def test_even_attention_sees_what_it_may(park):
+    maps, T = even_look(park).maps, park.tgt.size(1)
+    causal = torch.ones(T, T).tril() / torch.arange(1, T + 1).unsqueeze(1)
+    torch.testing.assert_close(maps["decoder"], causal[None, None])
+    assert torch.allclose(maps["encoder"], torch.tensor(1 / len(park.source)))
 
 
 def test_the_captions_and_the_form_of_one():
