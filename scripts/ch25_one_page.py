@@ -22,7 +22,7 @@
 # |---|---|
 # | In the paper | all of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), and what became usual since |
 # | Time | 30 minutes to read, 75 with the code; a minute or two to run on a CPU |
-# | Before | [Chapter 24 · Experts](ch24_experts.ipynb), or nothing at all; this is the last chapter |
+# | Before | [Chapter 24 · Experts](ch24_experts.ipynb), or none of them; this is the last chapter |
 #
 # *If you read only three cells:* `MultiHeadAttention`, `Transformer`, `train`.
 #
@@ -60,9 +60,9 @@ from scripts.corpora.load import load_corpus
 # %% [markdown]
 # ## The whole idea
 #
-# > **In short.** Cut sentences into pieces. Let every piece look at all pieces of its own sentence, then let every English piece look at the German ones, and guess the next English piece. Repeat a few thousand times, and correct all weights a little each time. That is all.
+# > **In short.** Cut sentences into pieces. Every German piece looks at its whole sentence; every English piece looks at those before it, then at the German ones, and guesses the next. Guess on many sentences at once, correct all weights a little, and do that a thousand times. That is all.
 #
-# This page is written as if it were the only one. It imports PyTorch, SentencePiece for the pieces and sacreBLEU for the score. From the series come only the captions and the charts. Everything between is here, top to bottom, and nothing is hidden in a module. At each block a link names the chapter that explains it; if a block is clear to you, don't follow the link. A test holds this page equal to those chapters: the same weights give the same loss, the same gradients and the same translations.
+# This page is written as if it were the only one. It imports PyTorch, SentencePiece for the pieces, sacreBLEU for the score, and pandas for one table. From the series come only the captions and the charts. Everything between is here, top to bottom, and nothing is hidden in a module. At each block a link names the chapter that explains it; if a block is clear to you, don't follow the link. A test holds the model and the searches of this page equal to theirs: the same weights give the same loss, the same gradients and the same translations. The page is short, not easy: whoever has never met a softmax, a gradient or Adam should begin with [chapter 0](ch00_start_here.ipynb).
 #
 # The machine has two stacks. The *encoder* reads the whole German sentence at once and turns it into one vector for each piece: the *memory*. The *decoder* writes English from left to right. For each next piece it looks at what it has written, and at the memory.
 
@@ -103,16 +103,15 @@ SAMPLE = Settings("sample", 1000, 2, 128, 256, 4, 0.0, 512, 4, 3e-3, 200)
 settings = SAMPLE
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 corpus = load_corpus(settings.corpus)
-for split, pairs in corpus.items():
-    print(f"{split:<12} {len(pairs):>6,} pairs")
+print(*(f"{split}: {len(pairs):,} pairs" for split, pairs in corpus.items()), sep=", ")
 print(*corpus["train"][0], sep="\n")
 
 # %% [markdown]
 # ## Text to numbers
 #
-# > **In short.** Frequent words get a number of their own; rare ones are put together from parts. So the list is short, and no word is unknown.
+# > **In short.** Frequent words get a number of their own; rare ones are put together from parts. So the list is short, and few words are unknown: those with a letter that was never seen.
 #
-# *Byte-pair encoding* ([chapter 7](ch07_multi30k.ipynb)) starts from letters, and joins the pair of neighbours that is most frequent, again and again, until there are V pieces. Both languages share one list: names and numbers are the same in both, and one table of vectors can serve three times. Four numbers are reserved: filler (`PAD`), unknown, begin and end of a sentence. The pieces are learned from the training captions alone. Whoever looks at the test captions here has begun to cheat.
+# *Byte-pair encoding* ([chapter 7](ch07_multi30k.ipynb)) starts from letters, and joins the pair of neighbours that is most frequent, again and again, until there are V pieces. Both languages share one list: names are the same in both, and one table of vectors can serve three times. Four numbers are reserved: filler (`PAD`), unknown, begin and end of a sentence. The pieces are learned from the training captions alone. Whoever looks at the test captions here has begun to cheat.
 
 # %%
 PAD, UNK, BOS, EOS = range(4)
@@ -169,7 +168,7 @@ def encode_pairs(texts: Sequence[tuple[str, str]], pieces: SentencePieceProcesso
 #
 # $$ \mathrm{Attention}(Q, K, V) = \mathrm{softmax}\Big(\frac{QK^\top}{\sqrt{d_k}}\Big)\,V $$
 #
-# The softmax makes each row of scores positive and sum to 1, so the result is a weighted mean of the values ([chapter 1](ch01_attention.ipynb)). Without the root, scores would grow with $d_k$, and one key would take everything. What may not be seen gets a score of −∞, thus a weight of 0. H *heads* do all this side by side, each in D/H of the D dimensions, so that a position can look at several places for several reasons ([chapter 2](ch02_multi_head_attention.ipynb)).
+# The softmax makes each row of scores positive and sum to 1, so the result is a weighted mean of the values ([chapter 1](ch01_attention.ipynb)). Without the root, scores would spread as $\sqrt{d_k}$ does, and one key would take most of the weight. What may not be seen gets a score of −∞, thus a weight of 0. H *heads* do all this side by side, each in D/H of the D dimensions, so that a position can look at several places for several reasons ([chapter 2](ch02_multi_head_attention.ipynb)).
 #
 # There is one class for both uses. In self-attention `memory` is `x` itself; in cross-attention it is the encoder's result.
 
@@ -205,9 +204,9 @@ class MultiHeadAttention(nn.Module):
 #
 # > **In short.** A layer never replaces a vector. It reads a normed copy, and *adds* what it found.
 #
-# Attention moves information between positions; the feed-forward network then works on each position alone, through a wider hidden layer ([chapter 4](ch04_encoder_decoder.ipynb)). Around each of these stands the same frame: norm, work, dropout, add. The sum is a road from the first layer to the last that nothing blocks, and gradients travel it backwards ([chapter 5](ch05_norms_and_first_steps.ipynb)). The paper normed after the sum. Norming before it, as here, trains without care, and became usual.
+# Attention moves information between positions; the feed-forward network then works on each position alone, through a wider hidden layer ([chapter 4](ch04_encoder_decoder.ipynb)). Around each of these stands the same frame: norm, work, dropout, add. The sum is a road from the first layer to the last that nothing blocks, and gradients travel it backwards ([chapter 5](ch05_norms_and_first_steps.ipynb)). The paper normed after the sum. Norming before it, as here, trains with less care, and became usual.
 #
-# Encoder and decoder differ in one thing: a decoder's layer also asks the memory.
+# Encoder and decoder differ in two things: a decoder's layer may not look ahead (its mask, below), and it also asks the memory.
 
 
 # %%
@@ -252,7 +251,7 @@ def sinusoids(length: int, d_model: int) -> Tensor:
 #
 # > **In short.** A table turns ids into vectors, two stacks of layers work on them, and the same table turns vectors back into scores for each piece.
 #
-# The one table is used three times: it reads German, it reads English, and it writes English ([§3.4](https://arxiv.org/abs/1706.03762); [chapter 4](ch04_encoder_decoder.ipynb)). Its entries are drawn with a spread of $1/\sqrt D$, which is right for writing; for reading they are multiplied by $\sqrt D$, so that they are as large as the positions' pattern.
+# The one table is used three times: it reads German, it reads English, and it writes English ([§3.4](https://arxiv.org/abs/1706.03762); [chapter 4](ch04_encoder_decoder.ipynb)). Its entries are drawn with a spread of $1/\sqrt D$, which is right for writing; for reading they are multiplied by $\sqrt D$, so that they are about as large as the positions' pattern.
 #
 # Two masks are all there is. The source's hides padding. The target's is a triangle: position t sees positions up to t. That one line, `tril()`, is what makes it possible to train on all positions of a sentence at once, and still write it word by word later. Padding at a target's end needs no mask of its own: it comes after everything that counts.
 
@@ -348,7 +347,7 @@ def batch_loss(model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# The learning rate climbs for the first steps, while the model knows nothing and its gradients point anywhere, and then falls along half a cosine ([chapter 6](ch06_training.ipynb)).
+# The learning rate climbs for the first steps, while Adam's averages rest on few gradients and every weight would take a full step; then it falls along half a cosine ([chapter 6](ch06_training.ipynb)).
 
 
 # %%
@@ -364,7 +363,7 @@ def learning_rate(step: int, peak: float, warmup: int, total: int) -> float:
 #
 # > **In short.** Loss, gradient, a small step against the gradient; for every batch, for every epoch.
 #
-# Four lines are the heart: `batch_loss`, `backward`, `clip_grad_norm_`, `step`. Clipping keeps one strange batch from throwing the model far away. Where the processor multiplies 16-bit numbers, `autocast` lets it, in one line; the weights stay in 32 bits ([chapter 12](ch12_going_fast.ipynb)). The function is a generator: now and then it pauses and hands its loss to whoever is watching.
+# Four lines are the heart: `batch_loss`, `backward`, `clip_grad_norm_`, `step`. Clipping bounds the gradient's length: at first it acts on most steps, later hardly ever. Where the processor multiplies 16-bit numbers, `autocast` lets it, in one line; the weights stay in 32 bits ([chapter 12](ch12_going_fast.ipynb)). The function is a generator: now and then it pauses and hands its loss to whoever is watching.
 
 
 # %%
@@ -424,7 +423,7 @@ def greedy_decode(model: Transformer, src: Tensor, max_len: int) -> Tensor:
 
 
 # %% [markdown]
-# It can't take anything back, though. *Beam search* ([chapter 8](ch08_decoding.ipynb)) keeps the `beam` best beginnings. Each step tries every beginning with every piece, and the best of all these go on; those that end are put aside. Long texts have more factors below 1, so scores are divided by length$^\alpha$.
+# It can't take anything back, though. *Beam search* ([chapter 8](ch08_decoding.ipynb)) keeps the `beam` best beginnings. Each step tries every beginning with every piece, and the best of all these go on; those that end are put aside. Long texts have more factors below 1, so scores are divided by length$^\alpha$ (the paper's penalty is a little different: chapter 8).
 
 
 # %%
@@ -473,7 +472,7 @@ def translate(
 # %% [markdown]
 # ## A translator is born
 #
-# Everything is there. After each epoch we ask for the translation of one caption, to see how it goes. The caption is not in the training split, and it is German at its most German: the verb *zuwinken* (wave to) falls into two parts, and the part that says what the sentence is about comes last. The right answer is *In summer, a sad singer is waving to an athlete.*
+# Everything is there. Sixteen times we ask for the translation of one caption, to see how it goes. The caption is not in the training split, and it is German at its most German: the verb *zuwinken* (wave to) falls into two parts, *winkt* early and *zu* at the very end. The right answer is *In summer, a sad singer is waving to an athlete.*
 #
 # **Predict.** The model makes 920 steps. What will its first translation look like, after 57: letters, words, a sentence? And after a quarter of them?
 
@@ -482,74 +481,86 @@ def translate(
 caption = "Im Sommer winkt eine traurige Sängerin einem Sportler zu."
 torch.manual_seed(1)
 model = Transformer(settings, len(pieces)).to(device)
-training = train(model, encode_pairs(corpus["train"], pieces), settings)
-rows = [(step, loss, *translate(model, pieces, [caption])) for step, loss in training]
+looks = []
+for step, loss in train(model, encode_pairs(corpus["train"], pieces), settings):
+    looks.append((step, loss, *translate(model, pieces, [caption])))
 
 titled(
-    diary(pd.DataFrame(rows, columns=["step", "loss", "translation"])),
-    "First the commonest word, then English, then a translation",
+    diary(pd.DataFrame(looks, columns=["step", "loss", "translation"])),
+    "First the commonest word, then it repeats itself, then it translates",
     "The loss, in nats for each piece, and what the model makes of the caption at that step.",
     wrap=72,
 )
 
-# %%
-losses = [loss for _, loss, _ in rows]
-assert settings is FULL or 2 * losses[3] < losses[0] and min(losses) > 1.01  # see below
-
 # %% [markdown]
-# After 57 steps it knows one thing, that *a* is frequent. After 171 it knows which words follow which, and can't stop: it hardly reads the German yet. By step 228, the end of the first pass, it reads it. Then the details come, and the last to come is small: *an* before *athlete*, not *a*. Other seeds take the same road (we tried eight); seven ended with exactly the right sentence, and one still wrote *a athlete*.
+# After 57 steps it knows how a sentence begins and ends, and that *a* is frequent. After 171 it reads the German (*In*, a comma, an adjective), but it loses its place and repeats itself. By step 228, the end of the first pass, there is a sentence. Then the details come, and the last to come is small: *an* before *athlete*, not *a*. The steps vary with the seed and even with the machine; the road was the same for all eight seeds that we tried. Seven ended with exactly the right sentence, and one still wrote *a athlete*.
 #
 # The loss doesn't go to 0, and can't. With smoothing even a perfect model pays for the 10% that it is told to give away: with 1,000 pieces $-0.9001\ln 0.9001 - 999 \cdot 0.0001 \ln 0.0001 \approx 1.01$ nats ([chapter 6](ch06_training.ipynb) has the formula). So in the last epoch only some 0.08 nats are left to learn.
 
 # %% [markdown]
 # ## What it is worth
 #
-# > **In short.** BLEU counts how many words, pairs, triples and quadruples of words a translation shares with a person's, from 0 to 100. It compares systems on the same texts; from one set of texts to another it says little ([chapter 10](ch10_judging.ipynb)).
+# > **In short.** BLEU counts how many words, pairs, triples and quadruples of words a translation shares with a person's, from 0 to 100. It is for comparing systems on the same texts ([chapter 10](ch10_judging.ipynb)).
 #
-# sacreBLEU computes it. The sample corpus has two test sets, both of sentences that no training pair contains. In `test` each combination of two words that belong together (an adjective and its noun, a verb and its object) may have been met in training, elsewhere. In `test_unseen` each sentence has at least one combination that was never met.
+# sacreBLEU computes it. The sample corpus has two test sets, both of sentences that no training pair contains. Some combinations of words (an adjective and its noun, a verb and its object) were kept out of training on purpose. In `test` there is none of these; in `test_unseen` each sentence has at least one. As these are two sets of texts, BLEU alone doesn't compare them well, so we also count the sentences that are exactly right.
 #
-# **Predict.** A model that learned *which words go together* fails on `test_unseen`. A model that learned *what words do* doesn't. By how many points will BLEU differ?
+# **Predict.** Every word of `test_unseen` was met in training, but not in this company. Will the model get fewer sentences right?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
+scores = {}
 for split in (name for name in corpus if name.startswith("test")):
     sources, references = zip(*corpus[split], strict=True)
-    result = BLEU().corpus_score(translate(model, pieces, sources), [references])
-    print(f"{split:<12} BLEU {result.score:.1f}")
-    assert result.score > 90 or settings is FULL
+    outputs = translate(model, pieces, sources)
+    scores[split] = BLEU().corpus_score(outputs, [references]).score
+    right = sum(a == b for a, b in zip(outputs, references, strict=True)) / len(outputs)
+    print(f"{split:<12} BLEU {scores[split]:.1f}, {right:.0%} exactly right")
+beams = translate(model, pieces, sources[:80], beam=5)
+print(f"a beam of 5 changes {sum(a not in outputs for a in beams)} of 80 sentences")
 
 # %% [markdown]
-# Hardly any. With eight seeds the scores were 95.5 to 97.1 on `test` and 94.7 to 96.3 on `test_unseen`; the mean difference was half a point, and for two of the eight `test_unseen` scored higher. So the model has learned what each word does, much more than which words go together. What it still gets wrong, it gets wrong in both.
+# Fewer: in our run 82% instead of 88%. With eight seeds BLEU was 95.5 to 97.1 on `test` and 94.7 to 96.3 on `test_unseen`, half a point less on average. So new company makes errors likelier, by half or so, but most sentences come out right: the model has learned what each word does. (The corpus makes that easy: it deals its words from shuffled decks, so hardly any company is usual.)
 
 # %% [markdown]
 # ## What it looks at
 #
 # `MultiHeadAttention` keeps its last weights, so we can look at them. For each English piece, this is where the last decoder layer looked, as the mean over its heads.
 #
-# **Predict.** At which German piece does it look before it writes *waving*?
+# **Predict.** Where does it look before it writes *waving*: at *winkt*, at *zu*, or at both?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
 [(source, target)] = encode_pairs([(caption, *translate(model, pieces, [caption]))], pieces)
 with torch.inference_mode():
     model(torch.tensor([source], device=device), torch.tensor([target[:-1]], device=device))
-looks = model.decoder[-1].cross_attention.weights[0].mean(dim=0)  # (T, S)
+weights = model.decoder[-1].cross_attention.weights[0].mean(dim=0)  # (T, S)
 german, english = ([pieces.id_to_piece(i) for i in ids] for ids in (source, target[1:]))
 
 titled(
-    heatmap(looks, english, german, value_title="weight", numbers=False),
-    "Before “waving” it looks at both halves of the verb",
+    heatmap(weights, english, german, value_title="weight", numbers=False),
+    "Before “waving” it looks at the verb, in two places",
     "A row for each English piece, as it is about to be written; a column for each German one.",
     wrap=72,
 )
 
+# %% [markdown]
+# Before *wa-*, the beginning of *waving*, most of the weight is on pieces of *winkt* and on *zu*, far apart as they are. (It was so with all eight seeds; with some, one of the two got nearly all of it.) But a map only shows where the model looked, not what it needed ([chapter 16](ch16_intervening.ipynb)). That is easily tried: a piece that is replaced by `PAD` is hidden from the decoder and from all other pieces.
+#
+# **Predict.** What becomes of the sentence without *winkt*, without *zu*, and without the full stop, which got so much weight?
+
 # %%
-if settings is SAMPLE:
-    weights = dict(zip(german, looks[english.index("▁wa")], strict=True))
-    assert sum(weights[piece] for piece in ("▁w", "ink", "t", "▁zu")) > 0.5
+# NBVAL_IGNORE_OUTPUT
+for hidden in (["▁w", "ink", "t"], ["▁zu"], ["▁Som", "mer"], [".", "</s>"]):
+    rest = [PAD if piece in hidden else i for piece, i in zip(german, source, strict=True)]
+    ids = greedy_decode(model, torch.tensor([rest], device=device), 40)[0].tolist()
+    print(f"{'+'.join(hidden):<10}", pieces.decode([i for i in ids if i not in (PAD, EOS)]))
 
 # %% [markdown]
-# It looks at *winkt*, in second place, and at *zu*, eight pieces further on: no fixed window would do. With *singer* and *athlete* it looks at one word each. For *is*, and for the second half of *waving*, most of the weight is on the full stop and the end, which say nothing about either word: weights sum to 1, so they have to go somewhere ([chapter 15](ch15_looking_inside.ipynb)).
+# Without *winkt* the model completes *zu* to another verb that ends in *zu*, here *zusehen* (watch). Without *zu*, to which it gave so much weight, nothing changes in our run: *winkt* was enough, for in this small world nobody *winkt* without *zu*. The full stop and the end can go, too; they got their weight because weights must sum to 1 and have to go somewhere. Without *Sommer* even the rest of the sentence suffers. So where a model looks isn't what it needs. Try this with your own run, where details will differ.
+
+# %%
+assert settings is FULL or min(scores.values()) > 90  # eight seeds: 94.7 at least
+assert settings is FULL or weights[english.index("▁wa"), [3, 4, 5, 11]].sum() > 0.5  # winkt, zu
 
 # %% [markdown]
 # ## What this page leaves out
@@ -559,10 +570,10 @@ if settings is SAMPLE:
 # | saved states, and going on where a run stopped | a run takes longer than you can wait | [9](ch09_training_run.ipynb) |
 # | new batches each epoch, the mean of the last epochs' weights | you want the last point of BLEU | [9](ch09_training_run.ipynb) |
 # | a test of difference | you compare two models | [10](ch10_judging.ipynb) |
-# | fused operations, no padding, recorded steps | a training takes hours | [12](ch12_going_fast.ipynb) |
+# | no padding, fused operations, and on a GPU steps that are recorded once | a training takes hours | [12](ch12_going_fast.ipynb) |
 # | keys and values computed once, beams side by side | you translate more than a page | [13](ch13_decoding_fast.ipynb) |
 # | ONNX, a model in the browser | others should use it | [14](ch14_leaving_home.ipynb) |
-# | back-translation, distillation | you have more German than English | [21](ch21_learning_from_models.ipynb) |
+# | back-translation | you have English that nobody translated | [21](ch21_learning_from_models.ipynb) |
 # | rotary positions, RMSNorm, SwiGLU, grouped heads | you build what is built today | [22](ch22_todays_block.ipynb) |
 #
 # ## Summary
@@ -574,7 +585,7 @@ if settings is SAMPLE:
 #
 # ## Exercises
 #
-# Each changes one line and runs the page again: two minutes.
+# The first two change one line; then run the page again, which takes a minute or two. (The last cell will complain, rightly.)
 #
 # ### Exercise 1 · Let it cheat
 #
@@ -584,7 +595,7 @@ if settings is SAMPLE:
 #
 # <details><summary>What happens</summary>
 #
-# With our eight-seed recipe and seed 1, the loss falls to 1.04, almost the floor, and BLEU is 0.0. Each position may now look at the next piece of the target, which is the very piece that it should guess. It copies, and has learned nothing else; when it has to write by itself, there is nothing to copy. The loss alone would have told you that all is well.
+# The loss falls to 1.04, almost the floor, and BLEU is 0.0. Each position may now look at the next piece of the target, which is the very piece that it should guess. It copies, and has learned nothing else; when it has to write by itself, there is nothing to copy. The loss alone would have told you that all is well.
 #
 # </details>
 #
@@ -596,7 +607,7 @@ if settings is SAMPLE:
 #
 # <details><summary>What happens</summary>
 #
-# The decoder keeps the order of what it has written: through the triangle, each position sees a different set. The encoder gets a bag of words. BLEU with seed 1 falls to 76.0 on `test` and 68.6 on `test_unseen`. That it doesn't fall further is due to German: *den* and *dem*, *-en* and *-er* say who does what to whom. In unseen combinations, guessing from what usually goes together helps less.
+# The decoder keeps the order of what it has written: through the triangle, each position sees a different set. The encoder gets a bag of words. BLEU falls to 76.0 on `test` and 68.6 on `test_unseen`. That it doesn't fall further is due to German: *den* and *dem*, *-en* and *-er* say who does what to whom. In unseen combinations, guessing from what usually goes together helps less.
 #
 # </details>
 #
@@ -614,7 +625,7 @@ if settings is SAMPLE:
 #
 # ## Goodbye
 #
-# You began with a dot product. Now you can build a Transformer from nothing but tensors, train it, resume it, and find out where its time goes. You can translate with it, and say with an interval how good that is. You can look inside, silence a head, and know what that doesn't prove. You can tell a law from a line through five points. And you can open the code of a model that was published this morning, and recognise its parts.
+# Whoever came here chapter by chapter began with a dot product. Now you can build a Transformer from nothing but tensors, train it, resume it, and find out where its time goes. You can translate with it, and say with an interval how good that is. You can look inside, silence a head, and know what that doesn't prove. You can tell a law from a line through five points. And you can open the code of a model that was published this morning, and recognise its parts.
 #
 # What is left is to make something of your own. Take another pair of languages, another part from chapter 22, a question that nobody has asked. Measure it, allow for chance, and say what you found, however small. That is how every paper in these chapters began.
 #

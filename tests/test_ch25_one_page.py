@@ -65,7 +65,9 @@ def both():
             p.add_(0.2 * torch.randn_like(p))  # no norm or bias is as it began
     own, state = Transformer(settings, 60).double(), chapters.state_dict()
     own.load_state_dict({name: state[name_in_chapters(name)] for name in own.state_dict()})
-    own.positions = chapters.src_embed[1].pe[: len(own.positions)]
+    positions = chapters.src_embed[1].pe[: len(own.positions)]
+    assert_close(own.positions, positions, rtol=0, atol=1e-4)  # made in float32
+    own.positions = positions
     return own, chapters
 
 

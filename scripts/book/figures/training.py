@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -387,7 +388,9 @@ def sentence_table(record: dict[str, Any], end: str) -> pd.DataFrame:
 def diary(frame: pd.DataFrame) -> alt.HConcatChart:
     """A row for each look at a run: its loss as a bar, and one sentence's translation by then."""
     bars = alt.Chart(rounded(frame)).mark_bar().encode(bar_axis("step").title("step"), x="loss:Q")
-    short = frame.assign(translation=frame["translation"].str[:66])
+    short = frame.assign(
+        translation=[textwrap.shorten(t, 66, placeholder=" …") for t in frame["translation"]]
+    )
     texts = alt.Chart(short).mark_text(align="left", fontSize=13, x=0)
     texts = texts.encode(alt.Y("step:N", axis=None), text="translation:N")
     size = {"height": 24 * len(frame)}
