@@ -109,6 +109,11 @@ def straight(data, tmp_path_factory) -> dict[str, Any]:
     return outcome(folder)
 
 
+def test_an_epoch_counts_each_real_label_once(data, straight):
+    labels = sum(len(example.tgt) - 1 for example in data.train)
+    assert [row["tokens"] for row in straight["log"]] == [labels] * len(straight["log"])
+
+
 @pytest.fixture(scope="module")
 def halfway(data, per_epoch, tmp_path_factory) -> Path:
     """A run that broke off in its second epoch; to be copied."""
