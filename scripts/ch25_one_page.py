@@ -493,14 +493,14 @@ titled(
 )
 
 # %% [markdown]
-# After 57 steps it knows how a sentence begins and ends, and that *a* is frequent. After 171 it reads the German (*In*, a comma, an adjective), but it loses its place and repeats itself. By step 228, the end of the first pass, there is a sentence. Then the details come, and the last to come is small: *an* before *athlete*, not *a*. The steps vary with the seed and even with the machine; the road was the same for all eight seeds that we tried. Seven ended with exactly the right sentence, and one still wrote *a athlete*.
+# After 57 steps it knows how a sentence begins and ends, and that *a* is frequent. After 171 it reads the German (*In*, a comma, an adjective), but it loses its place and repeats itself. By step 228, the end of the first pass, there is a sentence. Then the details come, and the last to come is small: *an* before *athlete*, not *a*. The steps vary with the seed and even with the machine. Of eight seeds, seven ended with exactly the right sentence, and one still wrote *a athlete*.
 #
 # The loss doesn't go to 0, and can't. With smoothing even a perfect model pays for the 10% that it is told to give away: with 1,000 pieces $-0.9001\ln 0.9001 - 999 \cdot 0.0001 \ln 0.0001 \approx 1.01$ nats ([chapter 6](ch06_training.ipynb) has the formula). So in the last epoch only some 0.08 nats are left to learn.
 
 # %% [markdown]
 # ## What it is worth
 #
-# > **In short.** BLEU counts how many words, pairs, triples and quadruples of words a translation shares with a person's, from 0 to 100. It is for comparing systems on the same texts ([chapter 10](ch10_judging.ipynb)).
+# > **In short.** BLEU counts how many words, pairs, triples and quadruples of words a translation shares with a reference, from 0 to 100. It is for comparing systems on the same texts ([chapter 10](ch10_judging.ipynb)).
 #
 # sacreBLEU computes it. The sample corpus has two test sets, both of sentences that no training pair contains. Some combinations of words (an adjective and its noun, a verb and its object) were kept out of training on purpose. In `test` there is none of these; in `test_unseen` each sentence has at least one. As these are two sets of texts, BLEU alone doesn't compare them well, so we also count the sentences that are exactly right.
 #
@@ -516,7 +516,7 @@ for split in (name for name in corpus if name.startswith("test")):
     right = sum(a == b for a, b in zip(outputs, references, strict=True)) / len(outputs)
     print(f"{split:<12} BLEU {scores[split]:.1f}, {right:.0%} exactly right")
 beams = translate(model, pieces, sources[:80], beam=5)
-print(f"a beam of 5 changes {sum(a not in outputs for a in beams)} of 80 sentences")
+print(f"a beam of 5 changes {sum(map(str.__ne__, beams, outputs))} of 80 sentences")
 
 # %% [markdown]
 # Fewer: in our run 82% instead of 88%. With eight seeds BLEU was 95.5 to 97.1 on `test` and 94.7 to 96.3 on `test_unseen`, half a point less on average. So new company makes errors likelier, by half or so, but most sentences come out right: the model has learned what each word does. (The corpus makes that easy: it deals its words from shuffled decks, so hardly any company is usual.)
@@ -556,7 +556,7 @@ for hidden in (["▁w", "ink", "t"], ["▁zu"], ["▁Som", "mer"], [".", "</s>"]
     print(f"{'+'.join(hidden):<10}", pieces.decode([i for i in ids if i not in (PAD, EOS)]))
 
 # %% [markdown]
-# Without *winkt* the model completes *zu* to another verb that ends in *zu*, here *zusehen* (watch). Without *zu*, to which it gave so much weight, nothing changes in our run: *winkt* was enough, for in this small world nobody *winkt* without *zu*. The full stop and the end can go, too; they got their weight because weights must sum to 1 and have to go somewhere. Without *Sommer* even the rest of the sentence suffers. So where a model looks isn't what it needs. Try this with your own run, where details will differ.
+# Without *winkt* the model completes *zu* to another verb that ends in *zu*, here *zusehen* (watch). Without *zu*, to which it gave so much weight, nothing changes in our run: *winkt* was enough, for in this small world nobody *winkt* without *zu*. The full stop and the end can go, too: a row's weights sum to 1, whether or not there is something to look for. Without *Sommer* even the rest of the sentence suffers. So where a model looks isn't what it needs. Try this with your own run, where details will differ.
 
 # %%
 assert settings is FULL or min(scores.values()) > 90  # eight seeds: 94.7 at least
@@ -607,7 +607,7 @@ assert settings is FULL or weights[english.index("▁wa"), [3, 4, 5, 11]].sum() 
 #
 # <details><summary>What happens</summary>
 #
-# The decoder keeps the order of what it has written: through the triangle, each position sees a different set. The encoder gets a bag of words. BLEU falls to 76.0 on `test` and 68.6 on `test_unseen`. That it doesn't fall further is due to German: *den* and *dem*, *-en* and *-er* say who does what to whom. In unseen combinations, guessing from what usually goes together helps less.
+# The decoder keeps the order of what it has written: through the triangle, each position sees a different set. The encoder gets a bag of words. BLEU falls to 76.0 on `test` and 68.6 on `test_unseen`. Order is not all there is: *den* and *dem*, *-en* and *-er* still say who does what to whom.
 #
 # </details>
 #
