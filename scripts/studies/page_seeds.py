@@ -15,7 +15,7 @@ from scripts.studies.subject import record_command
 PAGE = ROOT / "scripts/ch25_one_page.py"
 SEEDS = range(1, 9)
 CHANGES = {
-    "it may look ahead": (".tril()", ""),
+    "it may look ahead": ("tgt.device).tril()", "tgt.device)"),
     "no positions": ("words + self.positions[: ids.size(1)]", "words"),
 }
 
