@@ -475,7 +475,7 @@ titled(
 )
 
 # %% [markdown]
-# This page describes its run with `SAMPLE` and seed 1. After 57 steps the model knows how a sentence begins and ends, and that *a* is frequent. After 171 it reads the German (*In*, a comma, an adjective), but it loses its place and repeats itself. By step 228, the end of the first pass, there is a sentence. Then the details come, and the last to come is small: *an* before *athlete*, not *a*. The steps vary with the seed and even with the machine. 
+# This page describes its run with `SAMPLE` and seed 1. After 57 steps the model knows how a sentence begins and ends, and that *a* is frequent. After 171 it reads the German (*In*, a comma, an adjective), but it loses its place and repeats itself. By step 228, the end of the first pass, there is a sentence. Then the details come, and the last to come is small: *an* before *athlete*, not *a*. The steps vary with the seed and even with the machine.
 #
 # The loss doesn't go to 0, and can't. With smoothing even a perfect model pays for the 10% that it is told to give away: with 1,000 pieces $-0.9001\ln 0.9001 - 999 \cdot 0.0001 \ln 0.0001 \approx 1.01$ nats ([chapter 6](ch06_training.ipynb) has the formula). So in the last epoch only some 0.08 nats are left to learn.
 
