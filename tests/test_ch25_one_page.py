@@ -1,6 +1,7 @@
 """Chapter 25: one page, the same machine as in the chapters."""
 
 import ast
+import functools
 import random
 import re
 
@@ -10,6 +11,7 @@ from conftest import ROOT
 from torch.testing import assert_close
 
 from scripts import ch25_one_page as page
+from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import Batch, LabelSmoothing, cosine_rate, greedy_decode
@@ -123,6 +125,46 @@ def test_the_full_recipe_is_chapter_9s():
     config, names = PRESETS["small"], {"peak": "lr"}
     for name, value in vars(FULL).items():
         assert value == getattr(config, names.get(name, name)), name
+
+
+def test_the_page_quotes_its_records():
+    text, chapter_9 = PAGE.read_text("utf-8"), load_record("multi30k-de-en")["test"]
+    full, sample = load_record("one-page"), load_record("one-page-sample")
+    assert full["settings"] == vars(FULL)
+    bleu = {(score["split"], score["beam"]): score["bleu"] for score in full["scores"]}
+    assert all(abs(score["bleu"] - bleu[split, 5]) < 1 for split, score in chapter_9.items())
+    runs, changed = sample["runs"], sample["changed"]
+    assert [run["seed"] for run in runs] == [*range(1, 9)]
+
+    def ends(*keys):
+        values = [functools.reduce(dict.get, keys, run) for run in runs]
+        return [min(values), max(values)]
+
+    right = [ends("scores", split, "right") for split in ("test_unseen", "test")]
+    scores = [ends("scores", split, "bleu") for split in ("test_unseen", "test")]
+    changes = [ends("needs", kind, "changes") for kind in ("full stop and end", "all others")]
+    blind = changed["no positions"]["scores"]
+    assert changed["it may look ahead"]["scores"]["test"]["bleu"] == 0
+    for quoted in (
+        f"{full['train_seconds'] / 60:.0f} minutes",
+        f"BLEU was {bleu['test_2016_flickr', 5]:.1f} on `test_2016_flickr`",
+        f"and {bleu['test_2017_flickr', 5]:.1f} on `test_2017_flickr`",
+        f"and {bleu['test_2016_flickr', 1]:.1f} and {bleu['test_2017_flickr', 1]:.1f} greedily",
+        f"{100 * right[0][0]:.0f} to {right[0][1]:.0%}, where `test`",
+        f"has {100 * right[1][0]:.0f} to {right[1][1]:.0%}",
+        "BLEU was {:.1f} to {:.1f}, and {:.1f} to {:.1f}".format(*scores[0], *scores[1]),
+        f"at most {changes[0][1]:.0%} of the translations",
+        f"another piece {100 * changes[1][0]:.0f} to {changes[1][1]:.0%}",
+        "was {:.2f} to {:.2f} with eight".format(*ends("weight_on_the_verb")),
+        f"BLEU falls to {blind['test']['bleu']:.1f} on `test`",
+        f"and {blind['test_unseen']['bleu']:.1f} on `test_unseen`",
+        f"The loss falls to {changed['it may look ahead']['last_loss']:.2f}",
+    ):
+        assert quoted in text, quoted
+    assert sum(run["translations"][-1].endswith("to an athlete.") for run in runs) == 6
+    assert all(
+        run["scores"]["test"]["right"] > run["scores"]["test_unseen"]["right"] for run in runs
+    )
 
 
 def test_it_is_one_page():
