@@ -4,6 +4,7 @@ Chapters reach `runs_on` through `scripts.book.exercises`.
 """
 
 import importlib
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -57,7 +58,7 @@ def fitted() -> Trained:
         what = re.search(r"\((.+) differs\)", str(error))
         if not what:
             raise
-        fault = f"the trained weights don't fit: {what[1]} is missing, or has another name or shape"
+        fault = f"the trained weights don't fit your parts: {what[1]} differs, in name or shape"
         raise ValueError(fault) from None
 
 
@@ -74,25 +75,22 @@ def mean_probability(trained: Trained, texts: list[str]) -> float:
     return torch.cat(given).mean().item()
 
 
-def verdict(yours: list[str], ours: list[str], probabilities: tuple[float, float]) -> str:
-    """One line that says what the reader's parts do to the translations."""
-    mine, reference = probabilities
-    numbers = f"Our words' mean probability: {mine:.3f} with yours, {reference:.3f} with ours."
-    if yours == ours and abs(mine - reference) < 1e-5:
-        return f"The same words, and the same numbers. {numbers}"
-    if mine != mine:
+def verdict(yours: list[str], ours: list[str], probability: float, expected: float) -> str:
+    """One sentence: what the reader's parts do to the translations."""
+    if math.isnan(probability):
         return "Yours computes what is no number (NaN)."
     if yours == ours:
-        return f"The same words, but not the same numbers. {numbers}"
+        same = abs(probability - expected) < 1e-5
+        return f"The same words, {'and' if same else 'but not'} the same numbers."
     if len(set(yours)) == 1:
-        return f"Yours says the same whatever it reads: no German arrives. {numbers}"
+        return "Yours says the same, whatever it reads."
     if any(re.search(r"(\S.{0,20}?)\1\1\1", text) for text in yours):
-        return f"Yours repeats itself. {numbers}"
+        return "Yours repeats itself."
     if any(2 * len(text) < len(right) for text, right in zip(yours, ours, strict=True)):
-        return f"Yours stops too early. {numbers}"
+        return "Yours stops too early."
     pairs = zip_longest(*(" ".join(texts).split() for texts in (yours, ours)), fillvalue="nothing")
     word, right = next(pair for pair in pairs if pair[0] != pair[1])
-    return f'Yours goes astray: it says "{word}" where ours says "{right}". {numbers}'
+    return f'Yours goes astray: it says "{word}" where ours says "{right}".'
 
 
 def runs_on(*parts: Callable, **named: Callable) -> None:
@@ -107,7 +105,12 @@ def runs_on(*parts: Callable, **named: Callable) -> None:
     with standing_in({part.__name__: part for part in parts} | named):
         trained = fitted()
         yours = plain_translate(trained, GERMAN)
-        probabilities = mean_probability(trained, ours), expected
-    for german, mine, reference in zip(GERMAN, yours, ours, strict=True):
-        print(f"{german}\n  yours: {mine}\n  ours:  {reference}")
-    print(verdict(yours, ours, probabilities))
+        probability = mean_probability(trained, ours)
+    for german, text, right in zip(GERMAN, yours, ours, strict=True):
+        print(german)
+        print("  yours:", text if len(text) < 90 else f"{text[:90]} …")
+        print("  ours: ", right)
+    print(verdict(yours, ours, probability, expected))
+    print(
+        f"Mean probability of our tokens: {probability:.3f} with yours, {expected:.3f} with ours."
+    )
