@@ -22,9 +22,9 @@ FOLDER = ROOT / "build" / "workbook"
 TAG = "yours"
 GAP = "raise NotImplementedError  # yours to write"
 NOTE = """\
-**This is the workbook.** You write {names}: in the cells that say `NotImplementedError`. The \
-docstring says what each must do, the cells beneath check it. \
-[The chapter]({chapter}) has the answers. Later chapters don't need yours: they import ours."""
+**This is the workbook.** You write {names}, where the code says `NotImplementedError`. \
+The docstrings say what each must do, and the cells beneath check it. \
+[The chapter]({chapter}) has the answers. Later chapters import ours: you can do each alone."""
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
