@@ -105,7 +105,7 @@ notebooks: setup  ## bring pairs into step, execute the notebooks and store thei
 	  $(PY) -m scripts.book.execute
 
 workbook: setup  ## write the chapters with their central definitions left for you: build/workbook (keeps what you began)
-	$(PY) -m scripts.book.workbook $(CHAPTERS)
+	@$(PY) -m scripts.book.workbook $(CHAPTERS)
 
 book: setup  ## build the site, docs/_build/html, from the stored notebooks (a minute or two)
 	$(PY) docs/build.py
