@@ -4,6 +4,7 @@
 #   VENV=path                your own environment instead of .venv: used as it is, nothing is installed
 #   WORKERS=2                how many tests or notebooks run at once
 #   CHAPTERS=scripts/ch01_attention.py    the chapters for `make notebooks` and `make workbook`
+#   FOLDER=build/workbook                 what `make lab` opens, if not the notebooks
 #   PRESET=sample CORPUS=sample           what `make train` trains; on what, if not the preset's own
 #   ARGS="--device cuda"     further options of `make train` and the tasks that make records
 
@@ -11,6 +12,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 CHAPTERS ?= $(sort $(wildcard scripts/ch[0-9][0-9]_*.py) \
   $(patsubst notebooks/%.ipynb,scripts/%.py,$(wildcard notebooks/ch[0-9][0-9]_*.ipynb)))
+FOLDER ?= notebooks
 PRESET ?= small
 NAME ?= table3
 
@@ -124,8 +126,8 @@ export URL
 address: setup  ## set the series' public address: make address URL=https://… (an empty one takes it away)
 	$(PY) -m scripts.book.address "$$URL"
 
-lab: setup  ## open the notebooks in JupyterLab
-	$(PY) -m jupyter lab notebooks
+lab: setup  ## open the notebooks in JupyterLab (the workbook: FOLDER=build/workbook)
+	$(PY) -m jupyter lab $(FOLDER)
 
 train: $(CAN_RUN)  ## train a model: make train [PRESET=small] [CORPUS=multi30k] [ARGS="--device cuda"] (hours on a CPU)
 	$(PY) -m scripts.train --preset $(PRESET) $(if $(CORPUS),--corpus $(CORPUS)) $(ARGS)
