@@ -8,6 +8,7 @@ exercises. The answers are the chapter.
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,14 @@ def one_deeper(first_cell: str) -> str:
     return first_cell.replace(', ".."]', ', "../.."]')
 
 
+def moved(link: re.Match) -> str:
+    """A chapter's link as it leads from `FOLDER` to the same file, or to a chapter's workbook."""
+    if link[1].startswith("../"):
+        return f"](../{link[1]}"
+    tagged = f'"{TAG}"' in (ROOT / "notebooks" / link[1]).read_text("utf-8")
+    return link[0] if tagged else f"](../../notebooks/{link[1]}"
+
+
 def workbook(chapter: NotebookNode, stem: str) -> NotebookNode:
     """A chapter's notebook, emptied and without outputs, as it lies in `FOLDER`."""
     book = nbformat.from_dict(chapter)
@@ -74,7 +83,7 @@ def workbook(chapter: NotebookNode, stem: str) -> NotebookNode:
         elif "bootstrap" in cell.metadata.get("tags", []):
             cell.source = one_deeper(cell.source)
         elif cell.cell_type == "markdown":
-            cell.source = cell.source.replace("](../", "](../../")
+            cell.source = re.sub(r"\]\((?=\.\./|ch\d\d_)([^)#]+)", moved, cell.source)
     note = NOTE.format(names=", ".join(names), chapter=f"../../notebooks/{stem}.ipynb")
     book.cells.insert(1, nbformat.v4.new_markdown_cell(note, id="workbook"))
     return book
