@@ -111,6 +111,5 @@ def runs_on(*parts: Callable, **named: Callable) -> None:
         print("  yours:", text if len(text) < 90 else f"{text[:90]} …")
         print("  ours: ", right)
     print(verdict(yours, ours, probability, expected))
-    print(
-        f"Mean probability of our tokens: {probability:.3f} with yours, {expected:.3f} with ours."
-    )
+    numbers = f"{probability:.3f} by yours, {expected:.3f} by ours"
+    print(f"Mean probability of our translations' tokens: {numbers}.")
