@@ -496,8 +496,8 @@ def letters_right(head: LetterHead, words: Tensor, order: Sequence[int]) -> tupl
 
 
 # %% [markdown]
-# We judge it on *all* 100,000 words of five letters; training shows at most 25,600. And we take one thing out at a time: if the vectors
-# that ask are 0, the weights are even; if the vectors of the word's places are 0, a key can't say where it is.
+# We judge it on *all* 100,000 words of five letters; training shows at most 25,600. And we take one thing out at a time: without questions
+# (vectors of 0) the weights are even; without the word's places a key can't say where it is.
 #
 # With even weights a head sees only how often each letter occurs. Its best answer is the commonest letter, five times: of *deede* three
 # letters are right.
@@ -513,7 +513,7 @@ counting = commonest.double().mean().item() / 5
 trained = [train_letter_head(BACKWARDS, seed) for seed in range(8)]
 results = [letters_right(head, every_word, BACKWARDS) for head in trained]
 shares = {"a head that looks": min(share for share, _ in results)}
-for name, gone in {"what asks is 0": "asking", "places are 0": "places"}.items():
+for name, gone in {"without questions": "asking", "without places": "places"}.items():
     blind = [train_letter_head(BACKWARDS, seed, gone) for seed in range(3)]
     shares[name] = max(letters_right(head, every_word, BACKWARDS)[0] for head in blind)
 for name, share in (shares | {"counting letters": counting}).items():
