@@ -580,8 +580,8 @@ titled(
 )
 
 # %% [markdown]
-# For a caption it is 1.5%, of operations, not of time (chapter 11). Memory is the harder limit: the backward pass needs $n^2$ weights per
-# head.
+# For a caption it is 1.5%, of operations, not of time (chapter 11). Memory is the harder limit: for the backward pass ours keeps $n^2$
+# weights per head.
 #
 # The paper's Table 1, without projections; a convolution sees $c$ places. Sequential steps wait for each other, and a path leads from one
 # place to another.
@@ -590,7 +590,7 @@ titled(
 # |---|---|---|---|
 # | self-attention | $O(n^2 D)$ | $O(1)$ | $O(1)$ |
 # | recurrent | $O(n D^2)$ | $O(n)$ | $O(n)$ |
-# | convolutional | $O(c\, n D^2)$ | $O(1)$ | $O(\log_c n)$ |
+# | convolutional (dilated) | $O(c\, n D^2)$ | $O(1)$ | $O(\log_c n)$ |
 
 # %% [markdown]
 # ## Summary
@@ -599,7 +599,7 @@ titled(
 # - Random scores spread like $\sqrt{d_k}$; dividing by it keeps softmax's gradient alive.
 # - Masks are True where attention is allowed. An empty row gives zeros, and no gradient.
 # - A head learns where to look from right answers alone.
-# - Attention takes $4n^2D$ operations, and keeps $n^2$ weights per head.
+# - Attention takes $4n^2D$ operations, and ours keeps $n^2$ weights per head.
 #
 # ## What the paper did that we don't
 #
