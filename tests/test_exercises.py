@@ -78,7 +78,6 @@ BLOCKS = torch.block_diag(torch.ones(1, 1), torch.ones(3, 3)).tril() > 0
 SLOPES = torch.tensor([[[1 / 16]], [[1 / 256]]])
 FACTS = {  # arguments, and what our solution should give, from elsewhere
     "as_text": ((["▁Ein", "▁H", "am", "mer", "."],), "Ein Hammer."),
-    "insisting_query": ((0.9,), [math.log(18), 0, 0, 0]),
     "window_mask": ((5, 2, 2), (torch.eye(5) + torch.eye(5).roll(2, 0).tril())[None] > 0),
     "streaming_attention": ((Q, zip(K.split(1), V.split(1), strict=True)), attention(Q, K, V)[0]),
     "slice_heads": ((MAPS[0, :, :3], 2), split_heads(MAPS[0, :, :3], 2)),

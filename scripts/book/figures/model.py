@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import heatmap, lines, named, rounded
+from scripts.book.charts import heatmap, named, rounded
 from scripts.book.figures.diagram import Diagram, drawn
-from scripts.book.look import GREY, INK, LOG, PALE, PALETTE
+from scripts.book.look import GREY, INK, LOG, PALE, PALETTE, bar_axis
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -21,63 +21,98 @@ def architecture_chart() -> alt.LayerChart:
     return drawn("architecture").chart()
 
 
-def hand_chart(
-    weights: np.ndarray,
-    values: np.ndarray,
-    outputs: np.ndarray,
-    words: Sequence[str],
-    axes: tuple[str, str],
-) -> alt.HConcatChart:
-    """Weights (S, S) as a map; beside it values (S, 2) as corners and outputs (S, 2) among them."""
-    look = {"row_title": "who looks (query)", "column_title": "at whom (key)"}
-    who_looks = heatmap(weights, words, words, value_title="weight", domain=(0, 1), cell=64, **look)
-    offsets = {"value (in)": {"align": "left", "dx": 8, "dy": -9}, "output (mixed)": {"dy": 16}}
-    points = pd.concat(
-        pd.DataFrame(rows, columns=["x", "y"]).assign(word=words, what=kind)
-        for rows, kind in zip((values, outputs), offsets, strict=True)
-    )
-    outline = points[: len(words)].iloc[[*range(len(words)), 0]].assign(order=range(len(words) + 1))
-    top = math.ceil(values.max())
-    place = {"scale": alt.Scale(domain=[-0.1 * top, 1.15 * top], nice=False)}
-    place["axis"] = alt.Axis(values=list(range(top + 1)), format="d")
-    x, y = alt.X("x:Q", title=axes[0], **place), alt.Y("y:Q", title=axes[1], **place)
-    color = alt.Color("what:N", title=None).scale(domain=list(offsets), range=PALETTE[:2])
-    dots = alt.Chart(rounded(points)).encode(x, y, color)
-    edge = alt.Chart(outline).mark_line(color="#BBBBBB", strokeWidth=1.5)
-    layers = [edge.encode(x, y, order="order:Q"), dots.mark_point(filled=True, size=90, opacity=1)]
-    for kind, offset in offsets.items():
-        own = dots.transform_filter(alt.datum.what == kind)
-        layers.append(own.mark_text(**offset).encode(text="word:N"))
-    corners = alt.layer(*layers).properties(width=250, height=250)
-    return alt.hconcat(who_looks, corners, spacing=50).resolve_scale(color="independent")
+def matrices_chart(
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
+    value: Tensor,
+    output: Tensor,
+    asking: Sequence[str],
+    asked: Sequence[str],
+) -> alt.VConcatChart:
+    """Attention as matrices with their sizes: Q (T, 2) · Kᵀ = scores, then weights · V = output.
 
-
-def saturation_chart(
-    spread: Tensor, weights: Tensor, slope: Tensor, wide: float
-) -> alt.HConcatChart:
-    """Softmax's four weights (N, 4) and its slope (N) over the scores' spread (N).
-
-    Dashed lines mark the spreads 1 and `wide`.
+    `asking` (T) are the names of the places that look, `asked` (S) of those that are looked at.
     """
-    names = ["highest score", "second", "third", "lowest"]
-    frame = pd.DataFrame(weights.numpy(), columns=names).assign(spread=spread.numpy())
-    long = frame.melt("spread", var_name="key", value_name="weight")
-    slopes = frame.assign(slope=slope.numpy())
-    x = alt.X("spread:Q", title="spread of the scores (log scale)").scale(domain=[0.1, 32], **LOG)
-    x = x.axis(values=[0.1, 0.3, 1, 3, 10, 30], format="~g")
-    sharp = lines(long, "spread", "weight", "key", width=270)
-    learning = lines(slopes, "spread", "slope", y_title="slope left, Σ w(1 − w)", width=270)
-    curves = [sharp, learning.encode(color=alt.value(PALETTE[-1]))]
+    letters = [chr(ord("a") + i) for i in range(value.size(1))]
+    scores = query @ key.T
 
-    marks = pd.DataFrame({"spread": [1.0, wide], "label": ["divided", "not divided"]})
-    rule = alt.Chart(rounded(marks)).encode(x="spread:Q")
-    dashes = rule.mark_rule(strokeDash=[5, 4], color=GREY)
-    label = rule.mark_text(align="right", dx=-5, dy=4, color=GREY, baseline="top")
-    label = label.encode(text="label:N")
-    panels = []
-    for chart, height in zip(curves, (30, 0), strict=True):  # where no curve passes
-        panels.append(chart.encode(x) + dashes + label.encode(y=alt.value(height)))
-    return alt.hconcat(*panels)
+    def matrix(name: str, table: Tensor, rows: Sequence[str], columns: Sequence[str], **look):
+        chart = heatmap(table, rows, columns, cell=33, **look)
+        chart.layer[0].encoding.color.legend = None
+        size = ", ".join(map(str, table.shape))
+        return chart.properties(title=alt.Title(f"{name} ({size})", fontSize=13))
+
+    def sign(text: str) -> alt.Chart:
+        mark = alt.Chart(pd.DataFrame({"text": [text]})).mark_text(fontSize=22)
+        return mark.encode(text="text:N").properties(width=18, height=165)
+
+    blank, name = ["", ""], f"softmax(QKᵀ / √{query.size(1)})"
+    limit = max(table.abs().max().item() for table in (query, key, scores))
+    signed = {"scheme": "diverging", "domain": (-limit, limit), "digits": 0}
+    shares = {"domain": (0, 1), "digits": 2}
+    above = [
+        matrix("Q", query, asking, blank, **signed),
+        sign("×"),
+        matrix("Kᵀ", key.T, blank, asked, **signed),
+        sign("="),
+        matrix("QKᵀ", scores, asking, asked, **signed),
+    ]
+    below = [
+        matrix(name, weights, asking, asked, **shares),
+        sign("×"),
+        matrix("V", value, asked, letters, digits=0),
+        sign("="),
+        matrix("result", output, asking, letters, **shares),
+    ]
+    lines = [alt.hconcat(*row, spacing=6, center=True) for row in (above, below)]
+    return alt.vconcat(*lines, spacing=18).resolve_scale(color="independent")
+
+
+def order_maps(
+    maps: Mapping[str, Tensor], rows: Mapping[str, Sequence[str]], columns: Sequence[str]
+) -> alt.HConcatChart:
+    """Weights (T, S) side by side, each map with its own names for its rows."""
+    charts = {}
+    for name, table in maps.items():
+        look = {"column_title": "looked at", "row_title": "" if charts else "written"}
+        look |= {"cell": 30, "digits": 1, "domain": (0, 1)}
+        charts[name] = heatmap(table.round(decimals=1), rows[name], columns, **look)
+        charts[name].layer[0].encoding.color.legend = None
+    return alt.hconcat(*named(charts), spacing=14)
+
+
+def saturation_chart(scores: Tensor, names: Sequence[str], spread: float) -> alt.HConcatChart:
+    """Softmax of `scores` (S), which have spread 1, stretched to a slider's spread; its slope.
+
+    The slider begins at `spread`, which the picture shows.
+    """
+    bind = alt.binding_range(min=0.1, max=32, step=0.1, name="spread of the scores ")
+    slider = alt.param(name="spread", value=spread, bind=bind)
+    keys = alt.Chart(rounded(pd.DataFrame({"letter": names, "score": scores.numpy()})))
+    keys = keys.transform_calculate(power="exp(spread * datum.score)")
+    keys = keys.transform_joinaggregate(total="sum(power)")
+    keys = keys.transform_calculate(weight="datum.power / datum.total")
+    x = alt.X("weight:Q", title="weight").scale(domain=[0, 1.15], nice=False)
+    bars = keys.encode(x.axis(values=[0, 0.5, 1]), bar_axis("letter", list(names)))
+    number = bars.mark_text(align="left", dx=5).encode(text=alt.Text("weight:Q", format=".2f"))
+    left = (bars.mark_bar(color=PALETTE[0]) + number).properties(width=250, height=alt.Step(34))
+
+    at = 10 ** np.linspace(-1, 1.5, 51)
+    powers = np.exp(at[:, None] * (scores - scores.max()).numpy())
+    shares = powers / powers.sum(axis=1, keepdims=True)
+    curve = pd.DataFrame({"spread": at, "slope": (shares * (1 - shares)).sum(axis=1)})
+    place = alt.X("spread:Q", title="spread of the scores (log scale)")
+    place = place.scale(domain=[0.1, 32], **LOG).axis(values=[0.1, 0.3, 1, 3, 10, 30], format="~g")
+    height = alt.Y("slope:Q", title="slope, Σ w(1 − w)").scale(domain=[0, 0.9], nice=False)
+    line = alt.Chart(rounded(curve)).mark_line(color=PALETTE[-1]).encode(place, height)
+    one = alt.Chart(pd.DataFrame({"spread": [1.0]})).encode(place)
+    one = one.mark_rule(strokeDash=[5, 4], color=GREY, aria=False)
+    dot = keys.transform_calculate(part="datum.weight * (1 - datum.weight)")
+    dot = dot.transform_aggregate(slope="sum(part)").transform_calculate(spread="spread")
+    dot = dot.mark_point(filled=True, size=110, opacity=1, color=PALETTE[1], aria=False)
+    right = alt.layer(line, one, dot.encode(place, height)).properties(width=250, height=170)
+    return alt.hconcat(left, right, spacing=40).add_params(slider)
 
 
 WORD_LOOKS = {  # in the drawing of a layer
