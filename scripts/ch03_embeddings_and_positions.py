@@ -62,7 +62,7 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## Without positions a word is a bag of letters
 #
-# > **In short.** Attention treats its input as a set. Shuffle the letters, and you get the same outputs, shuffled the same way.
+# > **In short.** Attention treats its input as a set. Shuffle the letters, and the outputs are the same, shuffled alike.
 #
 # Our machine is to turn `decaf` into `faced`, and `faced` into `decaf`. We give each letter a random vector, let an attention layer read the word, and put a question to what it has read.
 #
@@ -72,12 +72,10 @@ torch.set_default_dtype(torch.float64)
 torch.manual_seed(4)
 letter_vectors, question = torch.randn(VOCAB, 16), torch.randn(1, 1, 16)  # (V, D), (B, 1, D)
 attend = MultiHeadedAttention(h=4, d_model=16, dropout=0.0)
-answers = []
-for word in (EXAMPLE, EXAMPLE[::-1]):
-    x = letter_vectors[to_ids(word)][None]  # (B, T, D)
-    memory = attend(x, x, x)  # (B, T, D)
-    answers.append(attend(question, memory, memory))  # (B, 1, D)
-torch.testing.assert_close(*answers)
+x = letter_vectors[torch.tensor([to_ids(EXAMPLE), to_ids(EXAMPLE[::-1])])]  # (B, T, D)
+memory = attend(x, x, x)  # (B, T, D)
+answers = attend(question.expand(2, 1, 16), memory, memory)  # (B, 1, D)
+torch.testing.assert_close(answers[0], answers[1])
 
 # %% [markdown]
 # The answer is the same, so for one of the words it is wrong, however long we train. To see why, let $P$ be a (T, T) permutation matrix: $PX$ is $X$ with its rows shuffled. Softmax treats each row of the scores by itself, so
@@ -120,7 +118,7 @@ assert bare < 1e-12 < causal
 #
 # > **In short.** A table has a row for each token of the vocabulary. To embed a token is to copy its row.
 #
-# First the vectors. An *id* such as 7 (for *d*) is only a name. Each gets its own vector, learned in training.
+# An *id* such as 7 (for *d*) is only a name. Each gets its own vector, learned in training.
 #
 # $$ \mathrm{embed}(w) = E_w\,\sqrt{D} \;=\; \mathrm{onehot}(w)\,E\,\sqrt{D} $$
 #
@@ -204,8 +202,7 @@ def speeds(d_model: int) -> Tensor:
 
 
 # %%
-turns = 9 * speeds(64) / (2 * math.pi)  # from position 0 to position 9
-assert turns[0] > 1 and turns[16] < 0.02
+assert 9 * speeds(64)[0] > 2 * math.pi and 9 * speeds(64)[16] < 0.1  # angles from 0 to 9
 titled(
     clocks(speeds(64), hands=(0, 4, 8, 16), length=10, step=3),
     "In ten places hand 0 goes round, and hand 16 hardly stirs",
@@ -224,7 +221,7 @@ titled(
 # | $i$ | 0 … D/2−1 | which hand |
 # | $\omega_i$ | (D/2,) | the hand's speed; wavelengths $2\pi/\omega_i$ from $2\pi$ to almost $10000\cdot2\pi$ |
 #
-# **Your turn.** Write `sinusoids`. At an odd width, well-known code fails with an error that speaks of sizes. Yours names the cause.
+# **Your turn.** Write `sinusoids`. At an odd width, well-known code fails with an error about sizes. Yours names the cause.
 
 
 # %% tags=["yours"]
@@ -259,12 +256,12 @@ print(f"feature 8 repeats after {2 * math.pi * 10_000 ** (8 / 64):.1f} positions
 
 # %%
 rows = sinusoids(20, 64)  # (20, D)
-moving = (rows.amax(dim=0) - rows.amin(dim=0) > 0.5).nonzero().flatten()
-look = {"row_title": "position", "column_title": "feature", "value_title": "value"}
+moving = (rows.amax(dim=0) - rows.amin(dim=0) > 0.5).nonzero().flatten().tolist()
+look = {"row_title": "position", "column_title": "feature", "value_title": "value", "cell": 17}
 titled(
-    heatmap(rows[:, moving], None, moving, scheme="diverging", numbers=False, cell=17, **look),
+    heatmap(rows[:, moving], None, moving, scheme="diverging", numbers=False, **look),
     f"In twenty places, {len(moving)} of 64 features move",
-    "Each row is a position's signature. Left out are the features that change by less than 0.5.",
+    "Each row is a position's signature. Features that change by less than 0.5 are left out.",
 )
 
 # %% [markdown]
@@ -325,8 +322,7 @@ assert not list(add_positions.parameters()) and not add_positions.state_dict(), 
 assert add_positions.half().pe.dtype == torch.float16, "a buffer moves with the model"
 
 print("rows left for two tokens:", len(sinusoids(256, 16)[255:257]))
-print("ValueError:", message := refusal(ValueError, lambda: add_positions(x[:, :2], start=255)))
-assert message, "a token beyond the table is to be refused"
+assert "257" in refusal(ValueError, lambda: add_positions(x[:, :2], start=255)), "it ends at 255"
 
 # %% [markdown]
 # Both would silently get position 255: a slice beyond the end is no error, and its one row broadcasts.
@@ -375,11 +371,12 @@ def shift_matrix(k: int, d_model: int) -> Tensor:
 # %%
 pe = sinusoids(50, 128)  # (50, D)
 torch.testing.assert_close(pe[:-3] @ shift_matrix(3, 128).T, pe[3:])  # rows: R_k · PE[pos]
-distance = torch.arange(50) - torch.arange(50)[:, None]  # (50, 50)
-torch.testing.assert_close(pe @ pe.T, torch.cos(distance[..., None] * speeds(128)).sum(dim=-1))
+products = pe @ pe.T  # (50, 50)
+torch.testing.assert_close(products[3:, 3:], products[:-3, :-3])  # both moved on by three
+torch.testing.assert_close(products[0], torch.arange(50).outer(speeds(128)).cos().sum(dim=1))
 
 # %% [markdown]
-# The last line: since $\cos a\cos b + \sin a\sin b = \cos(a-b)$, the product of two positions depends only on their distance,
+# The last lines: since $\cos a\cos b + \sin a\sin b = \cos(a-b)$, a product depends only on the distance,
 #
 # $$ PE_p \cdot PE_q = \sum_{i=0}^{D/2-1} \cos\big((p-q)\,\omega_i\big), $$
 #
@@ -390,12 +387,11 @@ torch.testing.assert_close(pe @ pe.T, torch.cos(distance[..., None] * speeds(128
 # %%
 torch.manual_seed(3)
 letters = Embeddings(128, VOCAB)(torch.randint(FIRST, VOCAB, (50,))).detach()  # (50, D)
+turn = shift_matrix(-3, 128)
 for s in (1, 16, 64):
-    weights = []
-    for x in (pe, pe + letters):
-        scores = s * x @ shift_matrix(-3, 128).T @ x.T / math.sqrt(128)  # (50, 50)
-        weights.append(scores.softmax(dim=-1).diagonal(-3).mean().item())
-    print(f"s = {s:2}: {weights[0]:.2f} on places alone, {weights[1]:.2f} with letters added")
+    heads = [(s * x @ turn.T @ x.T / math.sqrt(128)).softmax(dim=-1) for x in (pe, pe + letters)]
+    alone, mixed = (head.diagonal(-3).mean() for head in heads)
+    print(f"s = {s:2}: {alone:.2f} on places alone, {mixed:.2f} with letters added")
 
 # %% [markdown]
 # On places alone, a tenth of the weight falls there at $s = 1$, since neighbours have almost the same slow hands, and 0.88 at $s = 16$. With letters added no $s$ helps: the letters' own products are larger. So the map exists, but a head must make it sharp *and* keep the letters out.
@@ -476,8 +472,7 @@ models = {name: train_look_back(table) for name, table in positions.items()}
 share, maps = {}, {}
 for name, model in models.items():
     share[name], maps[name] = look_back_test(model, length=10)
-    weight = maps[name].diagonal(-3).mean()
-    print(f"{name:8} {share[name]:.0%} right, weight on the right place {weight:.1f}")
+    print(f"{name:8} {share[name]:.0%} right, weight there {maps[name].diagonal(-3).mean():.1f}")
 counts = F.one_hot(torch.randint(10, (4_000, 10))).sum(dim=1)  # each letter's in 4,000 words
 bag = counts.amax(dim=-1).double().mean().item() / 10
 print(f"always the word's most frequent letter: {bag:.0%} right")
@@ -508,16 +503,16 @@ assert torch.equal(positions["learned"].pe[10:], LearnedPositions(64).pe[10:])
 for name in maps:
     beyond, maps[name] = look_back_test(models[name], length=20, first=10)
     weight = maps[name].diagonal(-3)[7:].mean()
-    print(f"{name:8} {beyond:.0%} right, weight on the right place {weight:.1f}")
+    print(f"{name:8} {beyond:.0%} right, weight there {weight:.1f}")
     assert beyond < 0.3 and weight < 0.15
 titled(
     panels(maps, numbers=False, cell=11, **look),
-    "Beyond place 9 all three heads are lost",
+    "Beyond place 9 the other two are lost as well",
     "Mean weights over 400 words of twenty letters. Training went up to ten.",
 )
 
 # %% [markdown]
-# Fewer than a third, with sines as with untrained rows.
+# Under a third, with sines as with untrained rows.
 #
 # **Suspects.** Is it the *length* (twenty keys share the weight) or the *places*? And if these, the fast hands or the slow ones? We take words of ten letters again, and move on by ten places all hands, only the six fastest, or only the others.
 
@@ -529,10 +524,10 @@ for hands, (low, high) in groups.items():
     probe.positions.pe[:10, low:high] = sinusoids(20, 64)[10:, low:high]
     moved[hands], _ = look_back_test(probe, length=10)
     print(f"{hands:15} moved on: {moved[hands]:.0%} right")
-assert moved["the others"] > 0.9 and max(moved["all hands"], moved["the six fastest"]) < 0.45
+assert moved["the others"] > 0.85 and max(moved["all hands"], moved["the six fastest"]) < 0.45
 
 # %% [markdown]
-# It is the places, and there the fast hands. The 26 slow ones may be moved: they stood almost still in training, so the head never used them. Of the fast ones it saw ten settings, and ten such vectors are linearly independent: suitable matrices give *any* scores on them. The rotation is one solution of many, and nothing in the loss asked for it.
+# It is the places, and there the fast hands. The 26 slow ones may move: they stood almost still in training, so the head hardly used them. Of the fast ones it saw ten settings. Many matrices serve ten vectors. The rotation is only one of them, and nothing in the loss asked for it.
 #
 # If that is so, more places should help. We let each batch begin at a random position from 0 to 100, with as many letters and steps as before.
 #
@@ -548,21 +543,21 @@ wandering = {
 curve = [
     (name, start, round(look_back_test(model, 10, start)[0], 2))
     for name, model in wandering.items()
-    for start in (0, 3, 6, *range(10, 100, 15), *range(100, 241, 20))
+    for start in range(0, 241, 5)
 ]
-curve = pd.DataFrame(curve, columns=["trained with", "start", "right"])
-beyond = curve[curve["start"] >= 110].groupby("trained with")["right"]
+curve = pd.DataFrame(curve, columns=["trained with", "start", "share right"])
+beyond = curve[curve["start"] >= 110].groupby("trained with")["share right"]
 assert beyond.min()["sines, random start"] > 0.8 and beyond.max()["learned, random start"] < 0.4
 titled(
-    lines(curve, "start", "right", "trained with", x_title="position of first letter", zero=True),
+    lines(curve, "start", "share right", "trained with", x_title="first position", zero=True),
     "Sines go on, once training has shown them enough places",
-    "Words of ten letters. Random starts reach up to 100, so position 110 and all beyond are new to each head.",
+    "Words of ten letters. Random starts went up to 100: from 110 on all is new to every head.",
 )
 
 # %% [markdown]
-# The sines look three back at all places, far beyond 109, too: 110 places leave little but the rotation. The learned table gets there slowly, since each row has a tenth of the training, and beyond 109 it never will. So sines don't make a model go on by themselves. They let all places share what is learned, and then enough places teach the rest.
+# The sines look three back at all places, far beyond 109, too: few matrices serve 110 vectors. The learned table gets there slowly, since each row has a tenth of the training, and beyond 109 it never will. So sines don't make a model go on by themselves. They let places share what is learned, and enough places teach the rest. How many are enough? Try `last_start=10`.
 #
-# Today's models rotate queries and keys instead, in every layer, and a score depends on the distance by construction ([chapter 22](ch22_todays_block.ipynb)).
+# Today's models rotate queries and keys instead, and a score depends on the distance by construction ([chapter 22](ch22_todays_block.ipynb)).
 #
 # ## Summary
 #
