@@ -195,41 +195,46 @@ def layer_diagram(heads: int = 4) -> alt.LayerChart:
 def lookup(one_hot: Tensor, table: Tensor, vectors: Tensor, names: list[str]) -> alt.HConcatChart:
     """One-hot rows (T, V) times a table (V, D) are vectors (T, D); `names` are the tokens'."""
     limit = table.abs().max().item()
-    look = {"scheme": "diverging", "domain": (-limit, limit), "cell": 36}
+    look = {"scheme": "diverging", "domain": (-limit, limit), "cell": (32, 22)}
     rows = [f"row {i}" for i in range(len(table))]
     panels = {
-        "one-hot (T, V)": heatmap(one_hot, names, cell=36, digits=0),
-        "table × √D (V, D)": heatmap(table, rows, **look),
-        "vectors (T, D)": heatmap(vectors, names, **look),
+        "one-hot (T, V)": heatmap(one_hot, names, cell=(21, 22), digits=0, numbers=True),
+        "table × √D (V, D)": heatmap(table, rows, numbers=True, digits=1, **look),
+        "vectors (T, D)": heatmap(vectors, names, digits=1, **look),
     }
     for chart in panels.values():
         chart.layer[0].encoding.color.legend = None
     return alt.hconcat(*named(panels)).resolve_scale(color="independent")
 
 
-def clocks(table: Tensor, pairs: tuple[int, ...], step: int) -> alt.FacetChart:
-    """Where the hands `pairs` of sinusoids (length, D) stand; each `step`-th has its number."""
-    d_model = table.size(1)
-    rows = []
-    for i in pairs:
-        degrees = math.degrees(10_000 ** (-2 * i / d_model))
-        for pos, (sin, cos) in enumerate(table[:, 2 * i : 2 * i + 2].tolist()):
-            label = str(pos) if pos % step == 0 else ""
+CLOCK_FACE = (2 * 150 / 2.8) ** 2  # a point's size is its diameter squared, in pixels
+
+
+def clocks(speeds: Tensor, hands: Sequence[int], length: int, step: int) -> alt.FacetChart:
+    """Where some `hands` stand at positions 0 to `length` − 1; each `step`-th has its number."""
+    rows, names = [], [f"hand {i}: {math.degrees(speeds[i]):.1f}° a step" for i in hands]
+    for name, speed in zip(names, speeds[list(hands)].tolist(), strict=True):
+        apart = step * speed > 0.15  # numbers that would overlap give way to the first
+        for pos in range(length):
+            sin, cos = math.sin(pos * speed), math.cos(pos * speed)
+            label = str(pos) if pos == 0 or (apart and pos % step == 0) else ""
             spot = [round(value, 4) for value in (sin, cos, 1.25 * sin, 1.25 * cos)]
-            rows.append((pos, label, f"hand {i}: {degrees:.1f}° a step", *spot))
+            rows.append((pos, label, name, *spot))
     columns = ["position", "label", "hand", "sin", "cos", "label x", "label y"]
     look = {"scale": alt.Scale(domain=(-1.4, 1.4), nice=False), "axis": alt.Axis(values=[-1, 0, 1])}
     x, y = alt.X("sin:Q", title="sin", **look), alt.Y("cos:Q", title="cos", **look)
     color = alt.Color("position:Q", legend=None).scale(scheme="viridis")
     base = alt.Chart(pd.DataFrame(rows, columns=columns))
-    hands = base.transform_filter("datum.label").mark_rule(color=GREY)
+    labelled = base.transform_filter("datum.label")
+    face = base.transform_filter("datum.position == 0").encode(x=alt.datum(0), y=alt.datum(0))
     layers = [
-        hands.encode(x="sin:Q", y="cos:Q", x2=alt.datum(0), y2=alt.datum(0)),
-        base.mark_circle(size=70, opacity=1).encode(x, y, color),
-        base.mark_text().encode(x="label x:Q", y="label y:Q", text="label:N"),
+        face.mark_point(size=CLOCK_FACE, color=PALE, strokeWidth=2, opacity=1, aria=False),
+        labelled.mark_rule(color=GREY, aria=False).encode(x, y, x2=alt.datum(0), y2=alt.datum(0)),
+        base.mark_circle(size=70, opacity=1, aria=False).encode(x, y, color),
+        labelled.mark_text().encode(x="label x:Q", y="label y:Q", text="label:N"),
     ]
-    drawn = alt.layer(*layers).properties(width=175, height=175)
-    return drawn.facet(facet=alt.Facet("hand:N", title=None), columns=3)
+    drawn = alt.layer(*layers).properties(width=150, height=150)
+    return drawn.facet(facet=alt.Facet("hand:N", title=None, sort=names), columns=len(hands))
 
 
 def stacks(N: int = 6) -> alt.LayerChart:
