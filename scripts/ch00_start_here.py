@@ -174,6 +174,7 @@ english
 # %%
 so_far = torch.tensor([[BOS, *tokenizer.encode("A man is")]])  # (B, T)
 vectors = model.decode(memory, None, so_far, subsequent_mask(so_far.size(1)))  # (B, T, D)
+weights = torch.stack([layer.src_attn.attn for layer in model.decoder.layers])  # (N, B, H, T, S)
 probabilities = model.generator(vectors).softmax(dim=-1)  # (B, T, V)
 best = probabilities[0, -1].topk(3)
 for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True):
@@ -185,16 +186,17 @@ for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True):
 # **Predict.** To choose between *carrying* and *wearing*, which pieces would you look at? Will all 24 heads look at the same ones?
 
 # %%
-looks = torch.stack([layer.src_attn.attn[0, :, -1] for layer in model.decoder.layers])  # (N, H, S)
-most = [pieces[i] for i in looks.argmax(dim=-1).flatten()]
-print("what 24 heads look at most:", {piece: most.count(piece) for piece in pieces})
+looks = weights[:, 0, :, -1]  # (N, H, S): the last step of the only sentence
+words = [piece.lstrip("▁") for piece in pieces]
+most = [words[i] for i in looks.argmax(dim=-1).flatten()]
+print("what 24 heads look at most:", {word: most.count(word) for word in words})
 chosen = {"layer 1, head 5": (0, 4), "layer 1, head 4": (0, 3), "layer 1, head 2": (0, 1)}
 chosen["layer 2, head 6"] = (1, 5)
 four = torch.stack([looks[place] for place in chosen.values()])  # (4, S)
 verb, thing, article, parked = four
 assert verb[2] > 0.9 and thing[4] > 0.9 and article[3] > 0.9 and parked[5:].sum() > 0.6
 titled(
-    heatmap(four, list(chosen), pieces, value_title="weight", domain=(0, 1), cell=54),
+    heatmap(four, list(chosen), words, value_title="weight", domain=(0, 1), cell=54),
     "Four heads, four answers, at one step",
     "Each row sums to 1. One head looks at the verb, one at the thing carried, one at the article. "
     f"The last puts {parked[5:].sum():.2f} on the full stop and </s>.",
@@ -228,9 +230,9 @@ def with_row(memory: Tensor, other: Tensor, row: int) -> Tensor:
 
 
 # %%
-for row, piece in enumerate(pieces):
+for row, word in enumerate(words):
     changed = with_row(memory, model.encode(hat, None), row)
-    print(f"row {row}  {piece:8}{write_from(translator, changed)[0]}")
+    print(f"row {row}  {word:7}{write_from(translator, changed)[0]}")
 
 # %% [markdown]
 # The row of *trägt* does it, although both sentences have the same *trägt* there. So the encoder had already decided what the verb means, and wrote it into the verb's row.
@@ -248,13 +250,13 @@ with_hats = [" ".join([*caption.split()[:3], "einen Hut."]) for caption in carri
 theirs, hats = memory_of(translator, carried), memory_of(translator, with_hats)  # (B, S, D)
 others = theirs.roll(6, dims=0)  # six captions on: of another thing
 
-swaps = {f"{piece}, from a hat": (hats, row) for row, piece in enumerate(pieces) if row != 4}
-swaps["▁trägt, from another load"] = (others, 2)
+swaps = {f"{word}, from a hat": (hats, row) for row, word in enumerate(words) if row != 4}
+swaps["trägt, from another load"] = (others, 2)
 counts = {
     name: sum("wearing" in en for en in write_from(translator, with_row(theirs, *swap)))
     for name, swap in swaps.items()
 }
-verb, control = counts["▁trägt, from a hat"], counts["▁trägt, from another load"]
+verb, control = counts["trägt, from a hat"], counts["trägt, from another load"]
 assert (len(carried), verb, control) == (68, 58, 0) and sorted(counts.values())[-2] == 2
 titled(
     bars(pd.DataFrame(counts.items(), columns=["row", "captions"]), "row", "captions", end=68),
@@ -288,7 +290,7 @@ here = {
     "ids (B, S)": src,
     "vectors (B, S, D)": embedded,
     "memory (B, S, D)": memory,
-    "cross-attention (B, H, T, S)": model.decoder.layers[0].src_attn.attn,
+    "cross-attention (B, H, T, S)": weights[0],
     "probabilities (B, T, V)": probabilities,
 }
 pd.Series(
