@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 2 · Multi-head attention
 #
-# After this chapter you can say, with a number predicted beforehand, why an attention layer has several heads, build that layer yourself, and prove that it computes the same numbers and gradients as PyTorch's.
+# After this chapter you can say why an attention layer has several heads, with a number predicted beforehand, build the layer, and prove that it computes the same numbers and gradients as PyTorch's.
 #
 # | | |
 # |---|---|
@@ -115,7 +115,7 @@ assert abs(missed[1, 2] - 5 / 12) < 0.03
 assert max(missed[1, 1], missed[2, 2], missed[3, 2]) < 0.005
 
 # %% [markdown]
-# One head answers one question without error. Asked both, it misses 0.42 of the variance, as predicted, and names wrong letters. Two heads answer both, and a third repeats one of their maps. The task was learnable and the parameters were as many: what one head lacks is a second softmax. (With eight seeds it misses 0.423 to 0.427; all others miss less than 0.001.)
+# One head answers one question without error. Asked both, it misses 0.42 of the variance, as predicted, and names wrong letters. Two heads answer both, and a third repeats one of their maps. So one head can learn the task, and its parameters are as many: it lacks a second softmax. (With eight seeds it misses 0.423 to 0.427; all others miss less than 0.001.)
 
 # %%
 only, (first, second) = maps[1, 2][0, 0], maps[2, 2][0]  # (T, S) each
@@ -133,8 +133,8 @@ titled(
         value_title="weight",
     ),
     "Two heads learn one question each",
-    "Weights after training, mark on a (*). The only head blends both places; of two heads, one "
-    "looks at the mirrored letter and one at the mark.",
+    "Weights after training, mark on a (*). The only head blends both places, which for f are one. Of "
+    "two heads, one looks at the mirrored letter and one at the mark.",
 )
 
 # %% [markdown]
@@ -210,7 +210,7 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# To see where each entry goes, we write its address on it: `212` belongs to token 2, head 1, feature 2.
+# Each entry is its own address: `212` belongs to token 2, head 1, feature 2.
 
 # %%
 token, head, feature = torch.arange(4), torch.arange(2), torch.arange(3)
@@ -282,7 +282,7 @@ titled(
 #
 # > **In short.** Project three times, split, attend in every head at once, join, project once more.
 #
-# The arguments `query`, `key`, `value` are the vectors *before* projection, as in PyTorch; `q`, `k`, `v` come after it. In shapes, "B|1" means B or 1. Dropout sets each weight to 0 with probability $p$ and divides the others by $1-p$, in training only.
+# `query`, `key`, `value` are the vectors *before* projection, `q`, `k`, `v` come after it. In shapes, "B|1" means B or 1. Dropout sets each weight to 0 with probability $p$ and divides the others by $1-p$, in training only.
 #
 # **Your turn.** Chapter 1's `attention(query, key, value, mask, dropout)` returns the mixed values and the weights before dropout. Write the layer around it.
 
@@ -520,12 +520,12 @@ for h in (1, 8, 32):
 # ## Summary
 #
 # - One head gives one blend. Several heads answer several questions, at the same cost.
-# - Every head reads all D features of each token; only the projected vector is split, by `view` and then `transpose`.
-# - One class serves self-attention, causal attention and cross-attention, and agrees with PyTorch's.
+# - Every head reads all D features of each token; only the projected vector is split, by view and transpose.
+# - One class serves all three uses, and agrees with PyTorch's.
 #
 # ## What the paper did that we don't
 #
-# - The projections in the paper's formulas have no biases. Ours do, as in `nn.MultiheadAttention`.
+# - The paper's projections have no biases. Ours do, as in `nn.MultiheadAttention`.
 #
 # ## Exercises
 #
