@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 0 · Start here
 #
-# After this chapter you have followed a German sentence through a trained Transformer, seen what its heads look at, and found by experiment where it keeps the meaning of a word.
+# After this chapter you have followed a German sentence through a trained Transformer, seen what its heads look at, and found by experiment which vector decides between two meanings of a word.
 #
 # | | |
 # |---|---|
@@ -51,15 +51,15 @@ plain_translate(translator, [mine])[0]
 # %% [markdown]
 # **Your turn.** Put a sentence of your own into `mine` and run the cell again. Describe what a photograph might show: the model learned from 29,000 captions. It never refuses: ask it about pensions, and it writes a caption.
 #
-# The series builds this machine. You need some Python, matrix products and gradients. This chapter uses code that later chapters build: look at the shapes, not at every line.
+# You need some Python, matrix products and gradients. This chapter uses code that later chapters build: look at the shapes, not at every line.
 #
 # Six letters name sizes in all chapters. A comment such as `# (B, S, D)` gives the shape of what its line makes.
 #
 # | letter | size of | in this model |
 # |---|---|---|
 # | **B** | the batch: sentences handled at once | as you like |
-# | **S** | the source sentence, in tokens | |
-# | **T** | the target sentence, in tokens | |
+# | **S** | the source sentence, in tokens | 7 below |
+# | **T** | the target sentence, in tokens | grows by one a step |
 # | **D** | a token's vector, `d_model` | 256 |
 # | **H** | attention heads | 8 |
 # | **V** | the vocabulary, in tokens | 8,192 |
@@ -105,7 +105,7 @@ titled(
 #
 # ### Why attention
 #
-# Read a page, shut the book and translate from memory: that is how a recurrent translator of 2014 worked. It read one word after another and kept a single vector, for five words or fifty.
+# Read a page, shut the book and translate from memory: so worked a recurrent translator of 2014. It read word after word and kept a single vector, for five words or fifty.
 #
 # Bahdanau et al. (2014) left the book open: *attention* looks back at every word's vector. The **Transformer** (Vaswani et al. 2017) uses attention alone: any two words are one step apart, and all are read at once. The price: every word looks at every word, so the work grows with $S^2$ ([chapter 1](ch01_attention.ipynb)).
 
@@ -124,7 +124,7 @@ print(f"{len(text)} characters, {len(pieces)} pieces:", " | ".join(pieces))
 print("their ids:", src[0].tolist())
 
 # %% [markdown]
-# A common word is one piece, and ▁ marks where a word begins. A rare word is built from several pieces ([chapter 7](ch07_multi30k.ipynb)). An id is a row number in a table of V vectors, and each place has a pattern of its own that is added ([chapter 3](ch03_embeddings_and_positions.ipynb)).
+# A common word is one piece, a rare one several; ▁ marks where a word begins ([chapter 7](ch07_multi30k.ipynb)). An id is a row number in a table of V vectors, and each place has a pattern of its own that is added ([chapter 3](ch03_embeddings_and_positions.ipynb)).
 #
 # ### The encoder: vectors that know their context
 #
@@ -204,7 +204,7 @@ titled(
 )
 
 # %% [markdown]
-# The heads don't agree, so an average over them would show what none of them does. Of the 24, 13 look at the verb most, and 6 at the basket. The last of the four parks: softmax must put its weight somewhere. We chose these four because they differ; [chapter 15](ch15_looking_inside.ipynb) looks at all of them.
+# The heads don't agree, so an average over them would show what none of them does. Of the 24, 13 look at the verb most, and 6 at the basket. The last of the four *parks*: softmax must put its weight somewhere. We chose four that differ; [chapter 15](ch15_looking_inside.ipynb) looks at all.
 #
 # ## Where does the meaning sit?
 #
@@ -235,9 +235,9 @@ for row, word in enumerate(words):
     print(f"row {row}  {word:7}{write_from(translator, changed)[0]}")
 
 # %% [markdown]
-# The row of *trägt* does it, although both sentences have the same *trägt* there. So the encoder had already decided what the verb means, and wrote it into the verb's row.
+# The row of *trägt* does it, although both sentences have the same *trägt* there. So the encoder had written news of the hat into the verb's row.
 #
-# One sentence may be luck. We take 13 things, carried by six people, and keep the captions that the translator renders with *carrying*. As a control, *trägt* gets a row from another *carrying* caption. If the row held only its own piece, no caption would change; if any foreign row confused the decoder, the control would change, too.
+# One sentence may be luck. So we take 13 things, carried by six people, and keep the captions that the translator renders with *carrying*. As a control, *trägt* gets a row from another *carrying* caption. If the row held only its own piece, no caption would change; if any foreign row confused the decoder, the control would change, too.
 
 # %%
 people = ["Ein Mann", "Eine Frau", "Ein Junge", "Ein Mädchen", "Ein Arbeiter", "Ein Kind"]
@@ -266,7 +266,7 @@ titled(
 )
 
 # %% [markdown]
-# The row of *trägt* changes 58 of 68 captions, any other row two at most, and the control none. (Ten captions were left out at the start, all six chairs among them: in this translator, people wear chairs.)
+# The row of *trägt* changes 58 of 68 captions. Any other row changes two at most, the full stop and `</s>` included, where a head parked; the control changes none. (Row 4 would bring the hat itself. Ten captions didn't say *carrying*; in all six with a chair, *Stuhl*, people wear it.)
 #
 # Is it the verb's row alone, then? We try the other direction: clothes, and the row of *trägt* from a caption with a basket.
 
@@ -281,7 +281,7 @@ assert worn == len(dressed) == 72
 print(f"{worn} of {len(dressed)} still wear their clothes")
 
 # %% [markdown]
-# All 72 do. So the verb's row isn't all: it can turn *carrying* into *wearing*, but not *wearing* into *carrying*. The decoder asks the thing, too, as two heads of the picture suggest. [Chapter 16](ch16_intervening.ipynb) works like this throughout.
+# All 72 do. So the verb's row isn't all: from a hat it turns *carrying* into *wearing*, from a basket it turns no *wearing* into *carrying*. The decoder asks the thing, too, as two heads of the picture suggest. [Chapter 16](ch16_intervening.ipynb) works like this throughout.
 #
 # ### The whole way
 
@@ -344,7 +344,7 @@ pd.Series(
 #
 # ## Your machine
 #
-# Everything runs on a CPU. A GPU matters only for the long training of chapter 9.
+# Everything runs on a CPU. A GPU matters only for chapter 9's long training.
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -354,22 +354,22 @@ machine_report()
 # ## Summary
 #
 # - The encoder makes a vector for each token, which knows the others. The decoder writes one token at a time and looks at these vectors.
-# - Heads look at different things at the same step. Where they look is a hint; an exchange is a test.
+# - Heads look at different things at one step. Where they look is a hint; an exchange of rows is a test.
 #
 # ## What the paper did that we don't
 #
 # - It trained on WMT 2014, millions of sentence pairs; our corpora are smaller.
-# - It translated *from* English; we translate into English, so that more readers can judge the result.
+# - It translated *from* English; we translate into English, which more readers can judge.
 #
 # ## Exercises
 #
-# A *code* exercise has a stub: write its body and run the cell. `check` is silent if your function is right, and otherwise says what is wrong. `solution` comes from `scripts.book.exercises`.
+# A *code* exercise has a stub: write its body and run the cell. `check` is silent if your function is right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · Pieces to text
 #
 # *code · difficulty ●○○ · worth ●○○ · 5 minutes*
 #
-# Write `as_text(pieces)`, which turns `pieces` (perhaps none) back into a text. `solution("as_text")` shows ours.
+# Write `as_text(pieces)`, which turns `pieces` (perhaps none) back into a text. `solution("as_text")`, from `scripts.book.exercises`, shows ours.
 
 
 # %%

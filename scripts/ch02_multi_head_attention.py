@@ -97,7 +97,6 @@ def train_heads(h: int, asked: int = 2, seed: int = 0) -> nn.MultiheadAttention:
 # **Predict.** So one head that is asked both questions should miss 0.417. What will it miss if it is asked only one? And what do two heads miss, and three?
 
 # %%
-# NBVAL_IGNORE_OUTPUT
 layers = {(h, asked): train_heads(h, asked) for h, asked in ((1, 1), (1, 2), (2, 2), (3, 2))}
 torch.manual_seed(1)
 letters, marked = torch.randint(FIRST, VOCAB, (2_000, 6)), torch.randint(6, (2_000,))
