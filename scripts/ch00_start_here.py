@@ -91,7 +91,7 @@ model, tokenizer = translator.model.double(), translator.tokenizer
 # %%
 titled(
     architecture_chart(),
-    "The Transformer",
+    "One stack reads, the other writes",
     "Read each column from the bottom. A pale frame is a layer; this translator has N = 3 of them, one "
     "above the other, the paper 6. Lines past a box are residual connections. Dark chips are masks.",
     wrap=100,
