@@ -49,9 +49,9 @@ mine = "Eine Frau mit einem roten Hut liest am Strand ein Buch."
 plain_translate(translator, [mine])[0]
 
 # %% [markdown]
-# **Your turn.** Put a sentence of your own into `mine` and run the cell again. Describe what a photograph might show: the model learned from 29,000 captions. It never refuses: ask it about pensions, and it writes a caption.
+# **Your turn.** Put a sentence of your own into `mine` and run the cell again. Describe what a photograph might show: the model learned from 29,000 captions. It never refuses.
 #
-# You need some Python, matrix products and gradients. This chapter uses code that later chapters build: look at the shapes, not at every line.
+# You need some Python, matrix products and gradients. Later chapters build what this one uses: look at the shapes, not at every line.
 #
 # Six letters name sizes in all chapters. A comment such as `# (B, S, D)` gives the shape of what its line makes.
 #
@@ -266,7 +266,7 @@ titled(
 )
 
 # %% [markdown]
-# The row of *trägt* changes 58 of 68 captions. Any other row changes two at most, the full stop and `</s>` included, where a head parked; the control changes none. (Row 4 would bring the hat itself. Ten captions didn't say *carrying*; in all six with a chair, *Stuhl*, people wear it.)
+# The row of *trägt* changes 58 of 68 captions. Any other row changes two at most, the full stop and `</s>` included, where a head parked; the control changes none. (Row 4 would bring the hat itself. Ten captions didn't say *carrying*; all six chairs, *Stuhl*, are worn.) The hat is a strong donor: twelve garments turn between 20 and 63 of the 68. And the place isn't the same in every sentence: in *Ein Mann, der einen Korb trägt, geht am Strand entlang.* and its like, the hat turns 10 of 62.
 #
 # Is it the verb's row alone, then? We try the other direction: clothes, and the row of *trägt* from a caption with a basket.
 
@@ -281,7 +281,7 @@ assert worn == len(dressed) == 72
 print(f"{worn} of {len(dressed)} still wear their clothes")
 
 # %% [markdown]
-# All 72 do. So the verb's row isn't all: from a hat it turns *carrying* into *wearing*, from a basket it turns no *wearing* into *carrying*. The decoder asks the thing, too, as two heads of the picture suggest. [Chapter 16](ch16_intervening.ipynb) works like this throughout.
+# All 72 do. So the verb's row isn't all: from a hat it turns *carrying* into *wearing*, from a basket it turns no *wearing* into *carrying*. The decoder asks the thing, too, as two heads of the picture suggest. [Chapter 16](ch16_intervening.ipynb) goes on like this.
 #
 # ### The whole way
 
@@ -302,9 +302,9 @@ pd.Series(
 #
 # Each chapter is also a script in `scripts/`: an `import` tells which chapter explains a name.
 #
-# A **Pitfall** is a common mistake, with a way to notice it. At **Predict**, stop and guess before you run the next cell. Every cell without `def` is there to be changed.
+# A **Pitfall** is a common mistake and how to notice it. At **Predict**, stop and guess before you run the next cell. Every cell without `def` is there to be changed.
 #
-# **Rather write it yourself?** `make workbook` writes each chapter with its central definitions left for you. Above such a cell stands **Your turn**, and the checks below it tell whether yours is right.
+# **Rather write it yourself?** `make workbook` writes each chapter with its central definitions left for you. The checks below each tell whether yours is right.
 #
 # ● marks the short way: in these chapters you build, train and judge a translator.
 #
@@ -393,10 +393,10 @@ check(as_text)
 #
 # </details>
 #
-# ### Exercise 3 · Another word with two meanings
+# ### Exercise 3 · Where does it sit here?
 #
 # *project · difficulty ●●○ · worth ●●● · 60 minutes*
 #
-# Find a German word that the translator renders in two ways, depending on another word of the caption (*Bank*: a bench or a bank; *spielt*; *ihr*). Exchange rows as above. In whose row does the decision sit? Add a control, and count over at least twenty captions.
+# In sentences with *der einen Korb trägt*, the verb's row decides in few captions. Which rows do? Exchange two at once, or all but one. Add a control, and count.
 #
 # Next: [Chapter 1 · Attention](ch01_attention.ipynb)

@@ -48,6 +48,37 @@ def test_writing_from_a_memory_is_greedy_decoding(name):
         memory_of(trained, [texts[0], "Ein Hund."])
 
 
+PEOPLE = {"Ein Mann": "der", "Eine Frau": "die", "Ein Junge": "der"}
+PEOPLE |= {"Ein Mädchen": "das", "Ein Arbeiter": "der", "Ein Kind": "das"}
+PLAIN, RELATIVE = "{} trägt {thing}.", "{}, {} {thing} trägt, geht am Strand entlang."
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("form, kept, turned", [(PLAIN, 68, [20, 63]), (RELATIVE, 62, [10, 10])])
+def test_how_far_the_exchange_of_the_verbs_row_reaches(form, kept, turned):
+    trained = load_model(ROOT / "models" / "multi30k-de-en")
+    trained.model.double()
+    lists = re.findall(r'^(?:things|clothes) \+?= "(.+?)(?:, )?"$', SCRIPT, re.M)
+    things, clothes = (", ".join(lists[i : i + 2]).split(", ") for i in (0, 2))
+    captions = [(pair, thing) for thing in things for pair in PEOPLE.items()]
+
+    def memory(captions):
+        return memory_of(trained, [form.format(*pair, thing=thing) for pair, thing in captions])
+
+    with torch.no_grad():
+        english = write_from(trained, memory(captions))
+        carried = [c for c, en in zip(captions, english, strict=True) if "carrying" in en]
+        theirs = memory(carried)
+        row = trained.tokenizer.pieces(form.format("Ein Mann", "der", thing="")).index("▁trägt")
+        row += form is RELATIVE and 2  # two pieces: the article and the thing
+        counts = []
+        for garment in clothes[: 12 if form is PLAIN else 1]:
+            donors = memory([(pair, garment) for pair, _ in carried])
+            changed = write_from(trained, with_row(theirs, donors, row))
+            counts.append(sum("wearing" in en for en in changed))
+    assert (len(carried), [min(counts), max(counts)]) == (kept, turned)
+
+
 def test_the_drawing_is_of_the_shipped_translator():
     parts = tomllib.loads((ROOT / "scripts/book/figures/diagrams.toml").read_text("utf-8"))
     words = [part[3] for part in parts["architecture"]["parts"] if part[0] == "box"]
