@@ -49,7 +49,7 @@ mine = "Eine Frau mit einem roten Hut liest am Strand ein Buch."
 plain_translate(translator, [mine])[0]
 
 # %% [markdown]
-# **Your turn.** Put a sentence of your own into `mine` and run the cell again. Describe what a photograph might show: the model learned from 29,000 captions. It never refuses.
+# **Try it.** Put a sentence of your own into `mine` and run the cell again. Describe what a photograph might show: the model learned from 29,000 captions. It never refuses.
 #
 # You need some Python, matrix products and gradients. Later chapters build what this one uses: look at the shapes, not at every line.
 #
