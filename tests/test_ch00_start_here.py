@@ -1,4 +1,4 @@
-"""Chapter 0: its first cell, the trace of a sentence, the parts."""
+"""Chapter 0: its first cell, the exchange of rows, its drawing, the parts."""
 
 import ast
 import re
@@ -9,14 +9,11 @@ import pytest
 import torch
 from conftest import CHAPTERS, ROOT
 
-from scripts.ch00_start_here import by_words, next_token_probabilities
-from scripts.ch06_training import greedy_decode
-from scripts.ch07_multi30k import load_corpus, source_ids
+from scripts.ch00_start_here import memory_of, with_row, write_from
+from scripts.ch08_decoding import plain_translate
 from scripts.core.models import load_model
 
 SCRIPT = (ROOT / "scripts" / "ch00_start_here.py").read_text("utf-8")
-TEXT = "Ein freundlicher Musiker hat einen Hammer mitgenommen."
-
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -36,29 +33,60 @@ def test_the_first_cell_translates_a_sentence_offline(monkeypatch):
     assert "Frau" in space["mine"] and "woman" in english.lower()
 
 
-@pytest.mark.parametrize("text", [TEXT, "Ein Xylophonspieler ☃ hat mitgenommen!"])
-def test_attention_between_words_follows_the_pieces(text):
-    trained = load_model(ROOT / "models" / "sample-de-en")
-    ids = torch.tensor([source_ids(text, trained.tokenizer)])
-    written = greedy_decode(trained.model, ids, None, max_len=40)
-    target = [trained.tokenizer.processor.id_to_piece(i) for i in written[0].tolist()]
-    next_token_probabilities(trained, ids, written)
-    attn = trained.model.decoder.layers[-1].src_attn.attn[0].mean(dim=0)
-    looks, english, german = by_words(attn, target, [*trained.tokenizer.pieces(text), "</s>"])
-    torch.testing.assert_close(looks.sum(dim=1), torch.ones_like(looks[:, 0]))
-    assert len(looks) == len(english) and looks.size(1) == len(german)
-    if text == TEXT:  # new to the model; the picture's caption gives two of the weights
-        assert (text, "A friendly musician has taken along a hammer.") in load_corpus("sample")[
-            "test"
-        ]
-        assert " ".join(english) == "A friendly musician has taken along a hammer . </s>"
-        assert " ".join(german) == text.replace(".", " . </s>")
-        most = dict(zip(english, (german[i] for i in looks.argmax(dim=1)), strict=True))
-        assert most["taken"] == most["along"] == "mitgenommen" and most["hammer"] == "Hammer"
-        stop = looks[english.index("taken"), german.index(".")]
-        end = looks[english.index("."), german.index("</s>")]
-        caption = f"\"{stop:.2f} on the full stop, and '.' puts {end:.2f} on </s>.\""
-        assert caption in SCRIPT
+@pytest.mark.parametrize("name", ["multi30k-de-en", "sample-de-en"])
+def test_writing_from_a_memory_is_greedy_decoding(name):
+    trained = load_model(ROOT / "models" / name)
+    texts = [f"Ein Mann trägt einen {thing}." for thing in ("Hut", "Korb")]
+    memory = memory_of(trained, texts[:1])
+    assert write_from(trained, memory, 40) == plain_translate(trained, texts[:1])
+    other = memory_of(trained, texts[:1]).flip(-1)
+    changed = with_row(memory, other, 2)
+    assert torch.equal(changed[:, 2], other[:, 2]) and not torch.equal(changed, memory)
+    rest = [row for row in range(memory.size(1)) if row != 2]
+    assert torch.equal(changed[:, rest], memory[:, rest])
+    with pytest.raises(ValueError):
+        memory_of(trained, [texts[0], "Ein Hund."])
+
+
+PEOPLE = {"Ein Mann": "der", "Eine Frau": "die", "Ein Junge": "der"}
+PEOPLE |= {"Ein Mädchen": "das", "Ein Arbeiter": "der", "Ein Kind": "das"}
+PLAIN, RELATIVE = "{} trägt {thing}.", "{}, {} {thing} trägt, geht am Strand entlang."
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("form, kept, turned", [(PLAIN, 68, [20, 63]), (RELATIVE, 62, [10, 10])])
+def test_how_far_the_exchange_of_the_verbs_row_reaches(form, kept, turned):
+    trained = load_model(ROOT / "models" / "multi30k-de-en")
+    trained.model.double()
+    lists = re.findall(r'^(?:things|clothes) \+?= "(.+?)(?:, )?"$', SCRIPT, re.M)
+    things, clothes = (", ".join(lists[i : i + 2]).split(", ") for i in (0, 2))
+    captions = [(pair, thing) for thing in things for pair in PEOPLE.items()]
+
+    def memory(captions):
+        return memory_of(trained, [form.format(*pair, thing=thing) for pair, thing in captions])
+
+    with torch.no_grad():
+        english = write_from(trained, memory(captions))
+        carried = [c for c, en in zip(captions, english, strict=True) if "carrying" in en]
+        theirs = memory(carried)
+        row = trained.tokenizer.pieces(form.format("Ein Mann", "der", thing="")).index("▁trägt")
+        row += form is RELATIVE and 2  # two pieces: the article and the thing
+        counts = []
+        for garment in clothes[: 12 if form is PLAIN else 1]:
+            donors = memory([(pair, garment) for pair, _ in carried])
+            changed = write_from(trained, with_row(theirs, donors, row))
+            counts.append(sum("wearing" in en for en in changed))
+    assert (len(carried), [min(counts), max(counts)]) == (kept, turned)
+
+
+def test_the_drawing_is_of_the_shipped_translator():
+    parts = tomllib.loads((ROOT / "scripts/book/figures/diagrams.toml").read_text("utf-8"))
+    words = [part[3] for part in parts["architecture"]["parts"] if part[0] == "box"]
+    inside = [word.split(" · ")[0] for word in words]
+    first = inside.index("Self-attention")
+    pre_norm = inside[first - 1] == "norm" and inside[first + 1] == "add"
+    assert pre_norm and load_model(ROOT / "models" / "multi30k-de-en").config.norm_first
+    assert inside.count("norm") == 7 and inside.count("add") == 5  # a last norm ends each stack
 
 
 def test_the_table_of_chapters_has_the_series_parts_and_its_short_way():
