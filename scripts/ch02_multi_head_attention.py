@@ -46,7 +46,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scripts.book.charts import panels, titled
-from scripts.book.exercises import check
+from scripts.book.exercises import check, outcome, runs_on
 from scripts.book.figures.model import layer_diagram
 from scripts.book.instruments import count_flops, held_bytes, influence
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
@@ -355,6 +355,7 @@ torch.testing.assert_close(
     layer(query, key, value), attention_head_by_head(layer, query, key, value)
 )
 assert layer.attn.shape == (2, 4, 5, 7)  # (B, H, T, S)
+assert outcome(MultiHeadedAttention, 5, 32) == "ValueError", "5 heads can't share 32 features"
 
 # %% [markdown]
 # Where does dropout act? With a single key, each weight is 1, and at $p = ½$ dropout makes it 0 or 2, for a whole head. And one mask must reach every head of its own sentence.
@@ -515,6 +516,22 @@ for h in (1, 8, 32):
 
 # %% [markdown]
 # But the more heads, the narrower each is. In the paper's Table 3 one head reaches 24.9 BLEU (a score for translations, chapter 10), 8 or 16 heads 25.8, and 32 heads, of width 16, 25.4.
+#
+# ## Milestone · Your attention in the translator
+#
+# > **In short.** The trained translator of chapter 9 is made of this layer. `runs_on` makes it of yours, gives it the trained weights, and lets it translate.
+
+# %%
+runs_on(MultiHeadedAttention)
+
+# %% [markdown]
+# **Predict.** And with heads that are split by the bare view?
+
+# %%
+runs_on(split_heads=split_by_bare_view)
+
+# %% [markdown]
+# No error appears, but what it writes has little to do with the German. The weights fit, and each head gets other numbers than it was trained on.
 #
 # ## Summary
 #
