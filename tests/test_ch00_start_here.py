@@ -9,7 +9,8 @@ import pytest
 import torch
 from conftest import CHAPTERS, ROOT
 
-from scripts.ch00_start_here import memory_of, with_row, write_from
+from scripts.ch00_start_here import memory_of, wearing_gap, with_rows, write_from
+from scripts.ch06_training import BOS
 from scripts.ch08_decoding import plain_translate
 from scripts.core.models import load_model
 
@@ -40,43 +41,96 @@ def test_writing_from_a_memory_is_greedy_decoding(name):
     memory = memory_of(trained, texts[:1])
     assert write_from(trained, memory, 40) == plain_translate(trained, texts[:1])
     other = memory_of(trained, texts[:1]).flip(-1)
-    changed = with_row(memory, other, 2)
-    assert torch.equal(changed[:, 2], other[:, 2]) and not torch.equal(changed, memory)
-    rest = [row for row in range(memory.size(1)) if row != 2]
+    changed = with_rows(memory, other, [2, 4])
+    assert torch.equal(changed[:, [2, 4]], other[:, [2, 4]]) and not torch.equal(changed, memory)
+    rest = [row for row in range(memory.size(1)) if row not in (2, 4)]
     assert torch.equal(changed[:, rest], memory[:, rest])
     with pytest.raises(ValueError):
         memory_of(trained, [texts[0], "Ein Hund."])
 
 
-PEOPLE = {"Ein Mann": "der", "Eine Frau": "die", "Ein Junge": "der"}
-PEOPLE |= {"Ein Mädchen": "das", "Ein Arbeiter": "der", "Ein Kind": "das"}
-PLAIN, RELATIVE = "{} trägt {thing}.", "{}, {} {thing} trägt, geht am Strand entlang."
+def test_the_gap_is_that_of_the_translators_own_probabilities():
+    trained = load_model(ROOT / "models" / "multi30k-de-en")
+    memory = memory_of(trained, ["Ein Mann trägt einen Hut.", "Ein Mann trägt einen Korb."])
+    begun = torch.tensor([[BOS, *trained.tokenizer.encode("A man is")]] * 2)
+    with torch.no_grad():
+        p = trained.model.generator(
+            trained.model.decode(memory, None, begun, torch.ones(1, 4, 4).tril() > 0)[:, -1]
+        )
+        p = p.softmax(dim=-1)[:, [180, 993]]
+        gap = wearing_gap(trained, memory, begun)
+    pieces = [trained.tokenizer.processor.id_to_piece(i) for i in (180, 993)]
+    assert pieces == ["▁wearing", "▁carrying"] and gap[0] > 3 and gap[1] < -2
+    torch.testing.assert_close(gap, (p[:, 0] / p[:, 1]).log())
+
+
+def test_what_it_makes_of_pensions_and_whose_row_changes_most():
+    trained = load_model(ROOT / "models" / "multi30k-de-en")
+    german, english = re.search(r"of pensions, \*(.+?)\*, it writes \*(.+?)\*", SCRIPT).groups()
+    assert plain_translate(trained, [german]) == [english]
+    memory, hat = memory_of(
+        trained, [f"Ein Mann trägt einen {thing}." for thing in ("Korb", "Hut")]
+    )
+    change = (hat - memory).norm(dim=-1) / memory.norm(dim=-1)  # (S,)
+    assert change.argsort(descending=True)[:2].tolist() == [4, 2] and 0.3 < change[2] < 0.4
+    assert (change > 0.03).all()
+
+
+PEOPLE = {"Ein Mann": "A man", "Eine Frau": "A woman", "Ein Junge": "A boy"}
+PEOPLE |= {"Ein Mädchen": "A girl", "Ein Arbeiter": "A worker", "Ein Kind": "A child"}
+RELATIVE = dict(zip(PEOPLE, ["der", "die", "der", "das", "der", "das"], strict=True))
+GARMENTS = "einen Helm, eine Jacke, einen Mantel, eine Brille, ein Kleid, ein Hemd, einen Schal, "
+GARMENTS += "eine Maske, eine Uniform, eine Krawatte, eine Hose"
+
+
+def shares(trained, form, english, garment, exchanges):
+    """How much of the way from load to garment each exchange of rows goes, up and down."""
+    lists = re.findall(r'^things \+?= "(.+?)(?:, )?"$', SCRIPT, re.M)
+    pairs = [(who, what) for what in ", ".join(lists).split(", ") for who in PEOPLE]
+
+    def memory(garment=None):
+        texts = [form.format(who, RELATIVE[who], thing=garment or what) for who, what in pairs]
+        return memory_of(trained, texts)
+
+    begun = [[BOS, *trained.tokenizer.encode(PEOPLE[who] + english)] for who, _ in pairs]
+    loads, worn, begun = memory(), memory(garment), torch.tensor(begun)
+    low, high = (wearing_gap(trained, m, begun) for m in (loads, worn))
+    way, result = (high - low).mean(), []
+    for rows in exchanges:
+        up = wearing_gap(trained, with_rows(loads, worn, rows), begun) - low
+        down = high - wearing_gap(trained, with_rows(worn, loads, rows), begun)
+        result.append([(up.mean() / way).item(), (down.mean() / way).item()])
+    return result
 
 
 @pytest.mark.audit
-@pytest.mark.parametrize("form, kept, turned", [(PLAIN, 68, [20, 63]), (RELATIVE, 62, [10, 10])])
-def test_how_far_the_exchange_of_the_verbs_row_reaches(form, kept, turned):
+def test_with_other_garments_verb_and_thing_share_the_decision_too():
     trained = load_model(ROOT / "models" / "multi30k-de-en")
     trained.model.double()
-    lists = re.findall(r'^(?:things|clothes) \+?= "(.+?)(?:, )?"$', SCRIPT, re.M)
-    things, clothes = (", ".join(lists[i : i + 2]).split(", ") for i in (0, 2))
-    captions = [(pair, thing) for thing in things for pair in PEOPLE.items()]
-
-    def memory(captions):
-        return memory_of(trained, [form.format(*pair, thing=thing) for pair, thing in captions])
-
     with torch.no_grad():
-        english = write_from(trained, memory(captions))
-        carried = [c for c, en in zip(captions, english, strict=True) if "carrying" in en]
-        theirs = memory(carried)
-        row = trained.tokenizer.pieces(form.format("Ein Mann", "der", thing="")).index("▁trägt")
-        row += form is RELATIVE and 2  # two pieces: the article and the thing
-        counts = []
-        for garment in clothes[: 12 if form is PLAIN else 1]:
-            donors = memory([(pair, garment) for pair, _ in carried])
-            changed = write_from(trained, with_row(theirs, donors, row))
-            counts.append(sum("wearing" in en for en in changed))
-    assert (len(carried), [min(counts), max(counts)]) == (kept, turned)
+        found = torch.tensor(
+            [
+                shares(trained, "{} trägt {thing}.", " is", garment, [[2], [4], [2, 4], [3]])
+                for garment in GARMENTS.split(", ")
+            ]
+        )  # (garments, exchanges, 2)
+    verb, thing, both, article = found.unbind(dim=1)
+    assert [round(x.item(), 2) for x in (verb.min(), verb.max())] == [0.31, 0.54]
+    assert [round(x.item(), 2) for x in (thing.min(), thing.max())] == [0.38, 0.58]
+    assert both.min() > 0.84 and article.max() < 0.11
+
+
+@pytest.mark.audit
+def test_in_a_relative_clause_the_comma_holds_more_than_the_verb():
+    trained = load_model(ROOT / "models" / "multi30k-de-en")
+    trained.model.double()
+    form = "{}, {} {thing} trägt, geht am Strand entlang."
+    pieces = trained.tokenizer.pieces(form.format("Ein Mann", "der", thing="einen Korb"))
+    assert [pieces[i] for i in (2, 5, 6)] == [",", "▁Korb", "▁trägt"]
+    with torch.no_grad():
+        comma, thing, verb = shares(trained, form, "", "einen Hut", [[2], [5], [6]])
+    assert min(thing) > 0.45 and max(thing) < 0.55 and min(verb) > 0.06 and max(verb) < 0.13
+    assert min(comma) > max(verb)
 
 
 def test_the_drawing_is_of_the_shipped_translator():

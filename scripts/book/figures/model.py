@@ -11,7 +11,7 @@ from torch import Tensor
 from scripts import Late
 from scripts.book.charts import heatmap, named, rounded
 from scripts.book.figures.diagram import Diagram, drawn
-from scripts.book.look import GREY, INK, LOG, PALE, PALETTE, bar_axis
+from scripts.book.look import GREY, INK, LOG, PALE, PALETTE, bar_axis, colored
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -19,6 +19,20 @@ alt, pd = Late("altair"), Late("pandas")
 def architecture_chart() -> alt.LayerChart:
     """The whole Transformer, encoder left and decoder right (the paper's Figure 1)."""
     return drawn("architecture").chart()
+
+
+def exchange_chart(means: pd.DataFrame) -> alt.LayerChart:
+    """A row for each exchange, a dot for each column of `means`: the gap on either side of 0."""
+    frame = means.rename_axis("exchanged").reset_index()
+    frame = rounded(frame.melt("exchanged", var_name="caption with", value_name="gap"))
+    colors = dict(zip(means.columns, (PALETTE[1], PALETTE[0]), strict=True))
+    x = alt.X("gap:Q", title="gap: log p(wearing) − log p(carrying)")
+    x = x.axis(values=[-2, 0, 2, 4], grid=False)
+    y = bar_axis("exchanged", list(means.index), grid=True).title("exchanged rows")
+    dots = alt.Chart(frame).mark_circle(size=110, opacity=1)
+    border = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK, strokeDash=[5, 4])
+    layers = [border.encode(x), dots.encode(x, y, colored("caption with", colors))]
+    return alt.layer(*layers).properties(width=430, height=alt.Step(26))
 
 
 def matrices_chart(
