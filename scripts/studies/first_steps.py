@@ -1,0 +1,61 @@
+"""First steps at every rate (chapter 5): `python -m scripts.studies.first_steps --save`.
+
+Six and six layers learn to reverse words: both places of the LayerNorm, both starts, with warm-up
+and without, at four rates. At one rate also without residual connections, and with a small start in
+one kind of part only. What the chapter runs live has ten seeds.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+
+from scripts.ch05_norms_and_first_steps import ALL_SMALL, first_steps
+from scripts.studies.runner import Plan, Run, study_command
+
+RATES = (0.001, 0.002, 0.004, 0.008)
+WARMUP = 40
+FEW, MANY = range(3), range(10)  # seeds
+LAST = 20  # steps whose mean is a run's loss, and a point of its curve
+
+
+@dataclass(frozen=True)
+class FirstSteps:
+    """What all runs share, beside what stands in chapter 5's `first_steps`."""
+
+    corpus: str = "reversal"
+    steps: int = 160
+
+
+def plan_runs(plan: Plan) -> None:
+    """All crossed; then what is left out one at a time, at 0.004."""
+    for small, norm_first in product(("", ALL_SMALL), (False, True)):
+        place = {"small": small, "norm_first": norm_first}
+        for rate, warmup in product(RATES, (1, WARMUP)):
+            cell = place | {"residual": True, "rate": rate, "warmup": warmup}
+            live = rate == 0.004 and (warmup == 1 or (small, norm_first) == ("", False))
+            plan.seeds(cell, MANY if live else FEW)
+        plan.seeds(place | {"residual": False, "rate": 0.001, "warmup": WARMUP}, FEW)
+    for small in ALL_SMALL.split():
+        one = {"small": small, "norm_first": False, "residual": True}
+        plan.seeds(one | {"rate": 0.004, "warmup": 1}, FEW)
+
+
+def reverse(setting: Mapping[str, Any], task: Run) -> Run:
+    """The curve of a run: the mean loss of each 20 steps, of which the last counts."""
+    torch.set_default_dtype(torch.float64)  # as in the chapter, whose models begin so
+    started = time.process_time()
+    losses = first_steps(**task, steps=setting["steps"])
+    seconds = round(time.process_time() - started, 1)
+    means = torch.tensor(losses).view(-1, LAST).mean(1)
+    curve = [round(mean, 4) for mean in means.tolist()]
+    return {"loss": curve[-1], "curve": curve, "seconds": seconds}
+
+
+main = study_command("scripts.studies.first_steps", FirstSteps(), plan_runs, reverse)
+
+if __name__ == "__main__":
+    raise SystemExit(main())
