@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from scripts.ch05_norms_and_first_steps import ALL_SMALL, first_steps
+from scripts.ch05_norms_and_first_steps import ALL_SMALL, deep_model, first_steps
 from scripts.studies.runner import Plan, Run, study_command
 
 RATES = (0.001, 0.002, 0.004, 0.008)
@@ -24,7 +24,7 @@ LAST = 20  # steps whose mean is a run's loss, and a point of its curve
 
 @dataclass(frozen=True)
 class FirstSteps:
-    """What all runs share, beside what stands in chapter 5's `first_steps`."""
+    """What all runs share, beside what stands in chapter 5."""
 
     corpus: str = "reversal"
     steps: int = 160
@@ -46,9 +46,10 @@ def plan_runs(plan: Plan) -> None:
 
 def reverse(setting: Mapping[str, Any], task: Run) -> Run:
     """The curve of a run: the mean loss of each 20 steps, of which the last counts."""
-    torch.set_default_dtype(torch.float64)  # as in the chapter, whose models begin so
-    started = time.process_time()
-    losses = first_steps(**task, steps=setting["steps"])
+    torch.set_default_dtype(torch.float64)  # as in the chapter, where models begin so
+    started, choice = time.process_time(), dict(task)
+    rate, warmup = choice.pop("rate"), choice.pop("warmup")
+    losses = first_steps(deep_model(**choice), rate, warmup, task["seed"], setting["steps"])
     seconds = round(time.process_time() - started, 1)
     means = torch.tensor(losses).view(-1, LAST).mean(1)
     curve = [round(mean, 4) for mean in means.tolist()]
