@@ -16,8 +16,8 @@
 # %% [markdown]
 # # Chapter 5 · Norms and first steps
 #
-# After this chapter you can start a deep model so that it learns, choose between post-norm and pre-norm, and tell what warm-up does from
-# what a lower learning rate does.
+# After this chapter you can start a deep model so that it learns, choose between post-norm and pre-norm, and say what warm-up does that a
+# smaller start doesn't.
 #
 # | | |
 # |---|---|
@@ -25,7 +25,7 @@
 # | Time | 20 minutes to read, 50 with the code; under a minute to run on a CPU |
 # | Before, after | [Chapter 4 · Encoder and decoder](ch04_encoder_decoder.ipynb) · [Chapter 6 · Training](ch06_training.ipynb) |
 #
-# *If you read only three cells:* the charts under "A road for the gradient", "Warm-up, or a lower rate?" and "At every rate".
+# *If you read only three cells:* the charts under "What the residual connection carries", "Does post-norm need warm-up?" and "At every rate".
 #
 # Shapes as before: **B** batch, **S** source length, **T** target length, **D** = `d_model`, **V** vocabulary, **N** layers.
 
@@ -40,24 +40,22 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 # %%
 import copy
 import math
-from collections.abc import Callable
-from functools import partial
+from itertools import product
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scripts.book.charts import heatmap, lines, titled
+from scripts.book.charts import heatmap, titled
 from scripts.book.exercises import check
-from scripts.book.figures.model import decades, layer_lines, wirings
-from scripts.book.figures.starts import by_rate
+from scripts.book.figures.model import layer_lines, wirings
+from scripts.book.figures.starts import by_rate, collapse, curves_of
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch04_encoder_decoder import (
     EncoderDecoder,
     LayerNorm,
-    PositionwiseFeedForward,
     SublayerConnection,
     clones,
     initialise,
@@ -96,23 +94,19 @@ for fan_in, fan_out in ((512, 512), (512, 64), (64, 2048)):
 
 # %% [markdown]
 # **Predict.** A signal of spread (standard deviation) 1 goes through twelve 512 × 512 matrices. Entries of spread 0.1 multiply its scale by $0.1\sqrt{512} ≈ 2.26$ each time. PyTorch's
-# default for `nn.Linear` has variance $1/(3 n_\text{in})$. What spread is left with each, and with Xavier?
+# default for `nn.Linear` has variance $1/(3 n_\text{in})$. What spread is left with each, and with Xavier's?
 
 # %%
-starts = {
-    "N(0, 0.1²)": lambda w: nn.init.normal_(w, std=0.1),
-    "PyTorch's": lambda w: nn.init.kaiming_uniform_(w, a=math.sqrt(5)),
-    "Xavier's": nn.init.xavier_uniform_,
-}
-for name, start in starts.items():
-    torch.manual_seed(0)
+torch.manual_seed(0)
+for name, std in (("N(0, 0.1²)", 0.1), ("PyTorch's", 1536**-0.5), ("Xavier's", 512**-0.5)):
     x = torch.randn(64, 512)  # (B, D)
     for _ in range(12):
-        x = x @ start(torch.empty(512, 512)).T
+        x = x @ (std * torch.randn(512, 512))
     print(f"{name:10} {x.std().item():12.4f}")
 
 # %% [markdown]
-# Xavier's start keeps the signal's size. PyTorch's loses a factor of $\sqrt3$ each time, 729 in twelve. N(0, 0.1²) multiplies it by some 18,000.
+# Xavier's start keeps the signal's size, PyTorch's divides it by $\sqrt3$ each time (729 in twelve), and N(0, 0.1²) multiplies it by about 18,000.
+# So Xavier's is the better start? Keep the question: this chapter's answer will surprise.
 #
 # Chapter 4's `initialise` gives all matrices except the tables Xavier's variance, and sets all biases to 0.
 #
@@ -128,87 +122,15 @@ def wrong_initialise(model: nn.Module) -> None:
             nn.init.xavier_uniform_(p)
 
 
-layers = clones(PositionwiseFeedForward(32, 64, 0.0), 6)
+layers = clones(nn.Linear(32, 64), 6)
 for name, start in (("wrong", wrong_initialise), ("right", initialise)):
     start(layers)
-    biases = torch.stack([layer.expand.bias for layer in layers])  # (N, 64)
-    alike, zero = bool((biases == biases[0]).all()), bool((biases == 0).all())
-    print(f"{name}: biases alike in all six layers: {alike}, all zero: {zero}")
-
-# %% [markdown]
-# ## A road for the gradient
-#
-# > **In short.** A layer doesn't replace its input: it adds a correction to it. So the gradient
-# > has a direct road from the loss back to every layer.
-#
-# A sublayer $f$ with a residual connection computes
-#
-# $$ y = x + f(x), \qquad \frac{\partial y}{\partial x} = I + \frac{\partial f}{\partial x} . $$
-#
-# Without the $x +$, the gradient at the bottom of a stack
-# has gone through N Jacobians $\partial f/\partial x$. If each shrinks it a little, it shrinks exponentially with N. With the $x +$, each factor
-# is the identity plus something.
-#
-# **Your turn.** How much of a gradient gets through a stack? PyTorch's `torch.autograd.grad(y, x, upstream)` needs the gradient that arrives at y.
-
-
-# %% tags=["yours"]
-def input_gradient(stack: Callable[[Tensor], Tensor], x: Tensor, upstream: Tensor) -> float:
-    """The norm of the gradient at x for the gradient `upstream` at y = stack(x), over upstream's.
-
-    x and `upstream` are (B, D), y too. x itself is left as it is.
-    """
-    x = x.detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(stack(x), x, upstream)  # (B, D)
-    return (gradient.norm() / upstream.norm()).item()
-
-
-# %%
-torch.manual_seed(0)
-x, upstream, weight = torch.randn(3, 8, 8)
-by_hand = (upstream * (1 - (x @ weight).tanh() ** 2)) @ weight.T  # (B, D)
-for _ in range(2):  # a second call must not add to the first
-    error = input_gradient(lambda x: (x @ weight).tanh(), x, upstream) * upstream.norm()
-    assert abs(error - by_hand.norm()) < 1e-9, (
-        "not the gradient of this upstream, by the chain rule"
+    biases = torch.stack([layer.bias for layer in layers])  # (N, 64)
+    print(
+        f"{name}: alike in all layers: {bool((biases == biases[0]).all())}, zero: {not biases.any()}"
     )
 
 # %% [markdown]
-# **Predict.** Two things could keep a gradient alive: the $x +$ and the start. We cross them. How much reaches the input of 24 layers in each of the four stacks?
-
-
-# %%
-def tanh_stack(x: Tensor, depth: int, residual: bool, start: Callable[[Tensor], Tensor]) -> Tensor:
-    """x (B, D) through `depth` layers of a random matrix and tanh, each added to its input or not."""
-    for _ in range(depth):
-        change = (x @ start(torch.empty(x.size(1), x.size(1))).T).tanh()  # (B, D)
-        x = x + change if residual else change
-    return x
-
-
-# %%
-rows = []
-for name, residual in (("with x +", True), ("without", False)):
-    for start in ("Xavier's", "PyTorch's"):
-        for n in (1, 4, 8, 12, 16, 20, 24):
-            torch.manual_seed(0)
-            x, upstream = torch.randn(2, 32, 64)  # (B, D) each
-            stack = partial(tanh_stack, depth=n, residual=residual, start=starts[start])
-            size = input_gradient(stack, x, upstream)
-            rows.append({"layers": n, "gradient": size, "stack": f"{name}, {start}"})
-reach = pd.DataFrame(rows)
-deepest = reach[reach.layers == 24].set_index("stack").gradient
-print(deepest.map("{:.1e}".format).to_string())
-titled(
-    decades(reach, "layers", "gradient", "stack", range(-6, 2, 2), range(0, 25, 4)),
-    "TODO",
-    "The size of the gradient at the bottom of the stack, for a gradient of size 1 at the top (log scale).",
-    wrap=72,
-)
-
-# %% [markdown]
-# TODO
-#
 # ## LayerNorm
 #
 # > **In short.** Every token's vector is brought to the same scale: mean 0, variance 1. Then the model may stretch and shift each feature.
@@ -218,23 +140,15 @@ titled(
 
 # %%
 torch.manual_seed(0)
-vectors = torch.tensor([[0.1], [1.0], [3.0]]) * torch.randn(3, 8) + torch.tensor(
-    [[0.0], [4.0], [0.0]]
-)
-normed = LayerNorm(8)(vectors).detach()
-both = torch.cat((vectors, normed))  # (6, D)
-assert both[3:].abs().max() < 2.5 and both[:3].abs().amax(1).max() > 5
+scale, shift = torch.tensor([[0.1, 1, 3], [0, 4, 0]]).unsqueeze(-1)  # (3, 1) each
+vectors = scale * torch.randn(3, 8) + shift  # (3, D)
+both = torch.cat((vectors, LayerNorm(8)(vectors).detach()))  # (6, D)
+names = ["small", "shifted", "large", *["the same, normed"] * 3]
 titled(
-    heatmap(
-        both,
-        [f"{when} {i}" for when in ("before", "after") for i in (1, 2, 3)],
-        column_title="feature",
-        scheme="diverging",
-        numbers=True,
-        digits=1,
-    ),
-    "Small, shifted or large: after LayerNorm all three vectors have one scale",
-    "Each row is one token's vector of eight numbers.",
+    heatmap(both, names, scheme="diverging", digits=1),
+    "After LayerNorm, small, shifted and large vectors have one scale",
+    "A row is one token's vector of eight numbers: three vectors, and below them the same three after LayerNorm.",
+    wrap=64,
 )
 
 # %% [markdown]
@@ -253,9 +167,6 @@ def wrong_layer_norm(x: Tensor, eps: float = 1e-6, correction: int = 1) -> Tenso
 
 
 torch.manual_seed(0)
-for size in (8, 512):
-    variance = wrong_layer_norm(torch.randn(200, size)).var(-1, correction=0).mean()
-    print(f"D = {size:3}: variance {variance:.4f} instead of 1")
 noise = 1e-4 * torch.randn(1, 64)
 slip = wrong_layer_norm(noise, correction=0).abs().max()  # the second slip alone
 print(f"noise: ours {LayerNorm(64)(noise).abs().max().item():.2f}, ε outside {slip:.2f}")
@@ -272,7 +183,7 @@ print(f"noise: ours {LayerNorm(64)(noise).abs().max().item():.2f}, ε outside {s
 # %%
 titled(
     wirings(),
-    "In pre-norm nothing stands on the road of x",
+    "In pre-norm no LayerNorm stands on the road of x",
     "An encoder layer, read from the bottom. In post-norm each LayerNorm stands on the road; in pre-norm "
     "the road is free from bottom to top.",
     wrap=60,
@@ -288,7 +199,37 @@ torch.testing.assert_close(post(x, torch.zeros_like), F.layer_norm(x, (16,)))
 assert torch.equal(pre(x, torch.zeros_like), x)
 
 # %% [markdown]
-# TODO deep model
+# ## What the residual connection carries
+#
+# > **In short.** A sublayer doesn't replace its input: it adds a correction to it. So each position keeps what
+# > is its own, and the gradient has a direct road back.
+#
+# A sublayer $f$ with a residual connection computes
+#
+# $$ y = x + f(x), \qquad \frac{\partial y}{\partial x} = I + \frac{\partial f}{\partial x} . $$
+#
+# The $I$ is the road that books praise. The other half is seen less often. A fresh attention's weights are nearly even, so it gives all positions nearly the same mean. Where only $f(x)$ goes on, positions become alike.
+#
+# **Your turn.** Measure how different the positions of a sequence are.
+
+
+# %% tags=["yours"]
+def difference(x: Tensor) -> Tensor:
+    """What is left of x (B, T, D) without the mean over its T positions: a norm, as share of x's.
+
+    It is 0 if the positions of each sequence are alike, whatever the sequences of the batch are.
+    """
+    return (x - x.mean(1, keepdim=True)).norm() / x.norm()
+
+
+# %%
+alike = torch.randn(5, 1, 4).expand(5, 7, 4)  # each sequence repeats one vector
+assert difference(alike) < 1e-9, "positions are alike; sequences and features needn't be"
+apart = torch.tensor([-1.0, 7.0]).view(1, 2, 1).expand(3, 2, 4)  # 3 − 4 and 3 + 4
+assert abs(difference(apart) - 0.8) < 1e-9, "√(4² / (3² + 4²)) is 4/5"
+
+# %% [markdown]
+# Our test object has the paper's depth, six and six layers, but is narrow. `small` gives some or all linear maps PyTorch's start, and `residual=False` takes the $x +$ away.
 
 
 # %%
@@ -296,16 +237,13 @@ ALL_SMALL = "attn feed_forward generator"  # words that name every linear map
 
 
 class WithoutResidual(SublayerConnection):
-    """The same without its x +."""
+    """The same without its x +: x (B, T, D) to (B, T, D)."""
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """x (B, T, D) to (B, T, D)."""
+    def forward(self, x: Tensor, sublayer) -> Tensor:
         return sublayer(self.norm(x)) if self.norm_first else self.norm(sublayer(x))
 
 
-def deep_model(
-    norm_first: bool, small: str = "", residual: bool = True, seed: int = 0
-) -> EncoderDecoder:
+def deep_model(norm_first: bool, small="", residual=True, seed=0) -> EncoderDecoder:
     """Six and six layers of D = 32 for words, in float32.
 
     A linear map starts as PyTorch starts it, with smaller numbers than Xavier's, if a word of
@@ -322,46 +260,65 @@ def deep_model(
     return model.float()
 
 
-# %% [markdown]
-# **Predict.** Of four untrained models, two are post-norm and two pre-norm; two have Xavier's start and two PyTorch's. In which do the outputs grow with depth? In which does the gradient fade on its way down?
-
-
 # %%
 def layer_signals(model: EncoderDecoder, src: Tensor, tgt: Tensor) -> pd.DataFrame:
-    """Each layer's output spread, and the gradient's norm there, in the first step on src and tgt.
+    """How different the positions are after each layer, and the norm of the loss's gradient there.
 
-    src (B, S) and tgt (B, T) are words and their reversals, padded. The loss is cross-entropy.
+    src (B, S) and tgt (B, T) are words of one length and their reversals; E0 and D0 are the
+    embeddings, E1, D1, … the layers' outputs. The loss is the cross-entropy of the labels.
     """
-    mask, causal = padding_mask(src), subsequent_mask(tgt.size(1) - 1)
-    x, y, outputs = model.src_embed(src), model.tgt_embed(tgt[:, :-1]), {}
+    x, y = model.src_embed(src), model.tgt_embed(tgt[:, :-1])
+    states, causal = {"E0": x}, subsequent_mask(y.size(1))
     for n, layer in enumerate(model.encoder.layers, 1):
-        x = outputs[f"E{n}"] = layer(x, mask)  # (B, S, D)
-    memory = model.encoder.norm(x)
+        x = states[f"E{n}"] = layer(x)  # (B, S, D)
+    memory, states["D0"] = model.encoder.norm(x), y
     for n, layer in enumerate(model.decoder.layers, 1):
-        y = outputs[f"D{n}"] = layer(y, memory, mask, causal)  # (B, T − 1, D)
+        y = states[f"D{n}"] = layer(y, memory, None, causal)  # (B, T − 1, D)
     logits = model.generator(model.decoder.norm(y))  # (B, T − 1, V)
-    loss = F.cross_entropy(logits.flatten(0, 1), tgt[:, 1:].flatten(), ignore_index=PAD)
-    gradients = torch.autograd.grad(loss, list(outputs.values()))
-    sizes = {"output spread": [x.std().item() for x in outputs.values()]}
-    return pd.DataFrame(
-        {"layer": list(outputs)} | sizes | {"gradient": [g.norm().item() for g in gradients]}
-    )
+    loss = F.cross_entropy(logits.flatten(0, 1), tgt[:, 1:].flatten())
+    gradients = torch.autograd.grad(loss, list(states.values()))
+    differences = [difference(x).item() for x in states.values()]
+    columns = {"difference": differences, "gradient": [g.norm().item() for g in gradients]}
+    return pd.DataFrame({"layer": list(states)} | columns)
 
+
+# %% [markdown]
+# **Predict.** Two things could keep positions different: the $x +$ and the start. We cross them. In which of the four encoders do positions stay different through six layers?
 
 # %%
-signals = []
-for start, small in (("Xavier's", ""), ("PyTorch's", ALL_SMALL)):
-    for place, norm_first in (("post-norm", False), ("pre-norm", True)):
-        model = deep_model(norm_first, small)
-        batch = reversals(32, (4, 6), torch.Generator().manual_seed(0))
-        signals.append(layer_signals(model, *batch).assign(model=f"{place}, {start}"))
-        gradient = signals[-1].set_index("layer").gradient
-        print(f"{place:9} {start:9} gradient at D6 / D1 = {gradient['D6'] / gradient['D1']:.1f}")
+batch, parts = reversals(32, (6, 6), torch.Generator().manual_seed(0)), []
+for residual, small, norm_first in product((True, False), ("", ALL_SMALL), (False, True)):
+    name = f"{'pre' if norm_first else 'post'}-norm, {'small' if small else 'Xavier'}"
+    model = deep_model(norm_first, small, residual).double()
+    parts.append(layer_signals(model, *batch).assign(model=name, residual=residual))
+signals = pd.concat(parts)
+encoders = signals[signals.layer.str.startswith("E")]
+last = encoders[encoders.layer == "E6"].groupby("residual").difference
+assert last.min()[True] > 0.1 and last.max()[False] < 1e-8
 titled(
-    layer_lines(pd.concat(signals), ["output spread", "gradient"], "model"),
-    "Only post-norm with Xavier's start loses its gradient down the decoder",
-    "Before any training. E1 to E6 are the encoder's layers, D1 to D6 the decoder's. Left: what a layer gives. "
-    "Right: the gradient that arrives at its output.",
+    collapse(encoders[encoders.model.str.startswith("post")]),
+    "Without residual connections all positions become alike, whatever the start",
+    "Untrained post-norm encoders: how different positions are after each layer (log scale, cut at 10⁻⁸).",
+)
+
+# %% [markdown]
+# The $x +$ decides. Without it, the difference is gone after four layers; the start makes two layers of difference, and pre-norm looks the same. Such a memory says nothing about *where* a letter stood.
+#
+# **Predict.** All the other models have their residual connections. In which of the four do positions stay most different, and in which does the gradient fade on its way down the decoder?
+
+# %%
+kept = signals[signals.residual]
+at = kept.set_index(["model", "layer"])
+for model in kept.model.unique():
+    fade = at.gradient[model, "D6"] / at.gradient[model, "D1"]
+    print(
+        f"{model:25} difference at D6 {at.difference[model, 'D6']:.2f}, gradient D6 / D1 {fade:.1f}"
+    )
+titled(
+    layer_lines(kept, ["difference", "gradient"], "model"),
+    "Post-norm with Xavier's start makes positions alike, and its gradient fades",
+    "Before any training. E0 to E6 belong to the encoder, D0 to D6 to the decoder. Left: how different positions "
+    "are. Right: the gradient that arrives there.",
     wrap=76,
 )
 
@@ -376,7 +333,13 @@ titled(
 # With the table $E$ (V, D) in the generator, $\text{logits} = y E^\top + b$: a word's score is the dot product of the model's output with
 # that word's own embedding. Tied means **the same memory**, so the gradients of all uses add up.
 #
-# **Pitfall.** Weights may be called shared when they are only equal. So compare storage, not values: after one step, copies differ.
+# Which spread should its numbers have? A lookup picks one row and sums over nothing, so Xavier's formula doesn't apply. The row is multiplied
+# by $\sqrt D$ (chapter 3). In the generator, a score is a dot product of D terms with a vector of variance 1. With entries of variance $1/D$, embeddings and
+# logits both have a spread of about 1. For logits that are independent $N(0, s^2)$ with a small $s$, the first loss is about $\ln V + s^2/2$.
+#
+# **Pitfall.** Weights may be called shared when they are only equal. So compare storage, not values.
+#
+# **Predict.** V = 5000, so $\ln V$ = 8.52. What is the first loss of a tied model?
 
 
 # %%
@@ -389,45 +352,22 @@ def storage_addresses(model: EncoderDecoder) -> tuple[int, int, int]:
 tied, copied = (make_model(60, 60, 1, 32, 64, 4, 0.0, tie=tie) for tie in ("all", "none"))
 copied.load_state_dict(tied.state_dict())  # the same numbers in three tables
 for name, model in (("tied", tied), ("copied", copied)):
-    print(f"{name}: {len(set(storage_addresses(model)))} in memory")
+    print(f"{name}: tables in memory: {len(set(storage_addresses(model)))}")
 
 # %% [markdown]
-# A tied table is looked up *and* multiplied. One spread suits both uses: $1/\sqrt D$. A lookup picks one row and sums over nothing, so Xavier's formula doesn't apply. The row is multiplied
-# by $\sqrt D$ (chapter 3). In the generator, a score is a dot product of D terms with a vector of variance 1. With entries of variance $1/D$, embeddings and
-# logits both have a spread of about 1.
+# Both give about $\ln V + \frac12$ = 9.0; only the storage tells them apart. If a training's first loss is much higher, something is already wrong.
 #
-# A model that knows nothing has a loss of $\ln V$. If logits are independent $N(0, s^2)$ with a small $s$, then
-# $\ln \sum_j e^{z_j} ≈ \ln V + s^2/2$, which is about the first loss.
+# ## Does post-norm need warm-up?
 #
-# **Predict.** V = 5000, so $\ln V$ = 8.52; D = 128. What will the first loss be for a table drawn from N(0, 1), PyTorch's default for `nn.Embedding`?
-
-# %%
-torch.manual_seed(0)
-model = make_model(5000, 5000, 1, 128, 256, 4, 0.0, tie="all")
-src, tgt, labels = torch.randint(4, 5000, (3, 16, 12))  # (B, T) ids each
-for name, std in (("1/√D, ours", 128**-0.5), ("1, PyTorch's default", 1.0)):
-    nn.init.normal_(model.generator.proj.weight.data, std=std)  # tied: all three tables
-    logits = model.generator(model(src, tgt, None, subsequent_mask(12))).detach()
-    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten()).item()
-    print(f"spread {name:20} logits {logits.std().item():5.1f}, first loss {loss:5.1f}")
-
-# %% [markdown]
-# With N(0, 1), $s = \sqrt{128}$ isn't small, and the formula (72.5) can't be trusted. If the first loss of a training is much above
-# $\ln V + \frac12$, something is already wrong.
+# > **In short.** With Xavier's start and a high rate, yes. With a smaller start, no.
 #
-# ## Warm-up, or a lower rate?
+# In *warm-up* the learning rate rises slowly from 0 (§5.3). It is known for rescuing post-norm (Xiong et al., 2020). We let the deep models reverse words: `decaf` becomes `faced`. The optimizer is Adam; chapter 6 explains it.
 #
-# > **In short.** TODO
-#
-# In *warm-up* the learning rate rises slowly from 0 (§5.3). It is said to rescue post-norm. We train the paper's six and six layers, narrow ones, on this part's task, reversing words: `decaf` becomes `faced`. A word has 4 to 6 letters, so a model can learn within 200 steps. The optimizer is Adam; chapter 6 explains it.
-#
-# **Your turn.** One step of training.
+# **Your turn.** Write one step of training.
 
 
 # %% tags=["yours"]
-def reversal_step(
-    model: EncoderDecoder, optimizer: torch.optim.Optimizer, src: Tensor, tgt: Tensor
-) -> float:
+def reversal_step(model: EncoderDecoder, optimizer, src: Tensor, tgt: Tensor) -> float:
     """One step on words src (B, S) and their reversals tgt (B, T), padded; returns its loss.
 
     The decoder reads tgt without its last id and must say tgt without its first. The loss is the
@@ -459,19 +399,16 @@ for step in (1, 2):
         parts.append(F.cross_entropy(logits[0], t[0, 1:], reduction="none"))  # (T − 1,)
     loss = torch.cat(parts).mean()
     gradients = torch.autograd.grad(loss, list(by_hand.parameters()))
-    with torch.no_grad():
-        for p, gradient in zip(by_hand.parameters(), gradients, strict=True):
-            p -= 0.5 * gradient
-    error = abs(reversal_step(model, optimizer, src, tgt) - loss.item())
-    assert error < 1e-9, f"step {step}: the loss is off by {error:.4f}"
-for mine, p in zip(model.parameters(), by_hand.parameters(), strict=True):
-    assert torch.allclose(mine, p), "after two steps: are old gradients cleared?"
+    for p, gradient in zip(by_hand.parameters(), gradients, strict=True):
+        p.data -= 0.5 * gradient
+    off = reversal_step(model, optimizer, src, tgt) - loss.item()
+    assert abs(off) < 1e-9, f"step {step}: the loss is off by {off:.4f}"
+same = map(torch.allclose, model.parameters(), by_hand.parameters())
+assert all(same), "the second step differs: are old gradients cleared?"
 
 
 # %%
-def first_steps(
-    model: EncoderDecoder, rate: float, warmup: int = 1, seed: int = 0, steps: int = 160
-) -> list[float]:
+def first_steps(model, rate: float, warmup=1, seed=0, steps=160) -> list[float]:
     """Train with Adam, each step on 32 new words of 4 to 6 letters; the loss of each step.
 
     The learning rate rises to `rate` in `warmup` steps and stays. `seed` chooses the words.
@@ -485,7 +422,7 @@ def first_steps(
 
 
 # %% [markdown]
-# **Predict.** A model that knows only how often each id comes has a loss of TODO. Three runs have the rate 0.004. Which of them will learn?
+# **Predict.** Guessing among ten letters costs ln 10 = 2.3 nats. Three runs have Xavier's start and the rate 0.004. Which of them will learn?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -494,12 +431,10 @@ curves = {
     "post-norm, warm-up": first_steps(deep_model(norm_first=False), 0.004, warmup=40),
     "pre-norm": first_steps(deep_model(norm_first=True), 0.004),
 }
-end = {name: sum(losses[-20:]) / 20 for name, losses in curves.items()}
-for name, loss in end.items():
-    print(f"{name:20} {loss:.2f}")
+print({name: round(sum(losses[-20:]) / 20, 2) for name, losses in curves.items()})
 
 # %% [markdown]
-# TODO
+# TODO A
 #
 # **Predict.** TODO
 
@@ -507,11 +442,9 @@ for name, loss in end.items():
 # NBVAL_IGNORE_OUTPUT
 for name, norm_first in (("post-norm, small start", False), ("pre-norm, small start", True)):
     curves[name] = first_steps(deep_model(norm_first, ALL_SMALL), 0.004)
-frame = pd.DataFrame(curves).groupby(lambda step: step // 20 * 20 + 10).mean()
-frame = frame.rename_axis("step").reset_index().melt("step", var_name="model", value_name="loss")
 titled(
-    lines(frame, "step", "loss", "model", zero=True),
-    "With a small start, post-norm needs no warm-up",
+    curves_of(curves, every=20),
+    "With a small start, post-norm learns without warm-up",
     "Means of twenty steps, all at the rate 0.004.",
 )
 

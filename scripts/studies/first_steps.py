@@ -18,7 +18,7 @@ from scripts.studies.runner import Plan, Run, study_command
 
 RATES = (0.001, 0.002, 0.004, 0.008)
 WARMUP = 40
-FEW, MANY = range(3), range(10)  # seeds
+SEEDS, FEW = range(10), 3  # all for what runs live, the first three for the others
 LAST = 20  # steps whose mean is a run's loss, and a point of its curve
 
 
@@ -31,17 +31,19 @@ class FirstSteps:
 
 
 def plan_runs(plan: Plan) -> None:
-    """All crossed; then what is left out one at a time, at 0.004."""
+    """All crossed; then one thing at a time; then more seeds for what the chapter runs live."""
+    live, others = [], []
     for small, norm_first in product(("", ALL_SMALL), (False, True)):
-        place = {"small": small, "norm_first": norm_first}
+        place = {"small": small, "norm_first": norm_first, "residual": True}
         for rate, warmup in product(RATES, (1, WARMUP)):
-            cell = place | {"residual": True, "rate": rate, "warmup": warmup}
-            live = rate == 0.004 and (warmup == 1 or (small, norm_first) == ("", False))
-            plan.seeds(cell, MANY if live else FEW)
-        plan.seeds(place | {"residual": False, "rate": 0.001, "warmup": WARMUP}, FEW)
-    for small in ALL_SMALL.split():
-        one = {"small": small, "norm_first": False, "residual": True}
-        plan.seeds(one | {"rate": 0.004, "warmup": 1}, FEW)
+            shown = rate == 0.004 and (warmup == 1 or (small, norm_first) == ("", False))
+            (live if shown else others).append(place | {"rate": rate, "warmup": warmup})
+        others.append(place | {"residual": False, "rate": 0.001, "warmup": WARMUP})
+    one_thing = {"norm_first": False, "residual": True, "rate": 0.004, "warmup": 1}
+    others += [{"small": word} | one_thing for word in ALL_SMALL.split()]
+    for seed in SEEDS:
+        for cell in live + others * (seed < FEW):
+            plan.seeds(cell, [seed])
 
 
 def reverse(setting: Mapping[str, Any], task: Run) -> Run:
