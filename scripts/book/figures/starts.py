@@ -18,9 +18,11 @@ def collapse(frame: pd.DataFrame) -> alt.Chart:
         model=frame.residual.map({True: "with x +, ", False: "without, "})
         + frame.model.str.partition(", ")[2],
     )
-    chart = lines(frame, "layer", "difference", "model", points=True)
-    y = alt.Y("difference:Q").scale(type="log").axis(values=[1, 1e-2, 1e-4, 1e-6, 1e-8])
-    return chart.encode(y.axis(format=".0e"), alt.X("layer:Q").axis(tickCount=6, grid=False))
+    ticks = alt.Axis(values=[1, 1e-2, 1e-4, 1e-6, 1e-8], format=".0e")
+    return lines(frame, "layer", "difference", "model", points=True).encode(
+        alt.X("layer:Q").axis(tickCount=6, grid=False),
+        alt.Y("difference:Q", axis=ticks).scale(type="log"),
+    )
 
 
 def curves_of(losses: Mapping[str, Sequence[float]], every: int) -> alt.Chart:
