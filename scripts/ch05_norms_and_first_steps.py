@@ -413,7 +413,7 @@ assert all(same), "the second step differs: are old gradients cleared?"
 
 
 # %%
-def first_steps(model, rate: float, warmup=1, seed=0, steps=160) -> list[float]:
+def first_steps(model, rate: float, warmup=1, seed=0, steps=120) -> list[float]:
     """Train with Adam, each step on 32 new words of 4 to 6 letters; the loss of each step.
 
     The learning rate rises to `rate` in `warmup` steps and stays. `seed` chooses the words.
@@ -465,7 +465,7 @@ assert end["post-norm, small start"] < end["post-norm, warm-up"] - 0.5
 #
 # > **In short.** TODO
 #
-# One rate and one seed prove little. So all of it is on record: placement × start × warm-up at four rates, three seeds each, ten for the five runs above.
+# One rate and one seed prove little. So all of it is on record: placement × start × warm-up at three rates, three seeds each, ten for the five runs above.
 
 # %%
 record = pd.DataFrame(load_record("first-steps-reversal")["runs"])
@@ -477,7 +477,7 @@ means = grid.groupby(["start", "model", "rate"]).loss.mean().unstack()
 titled(
     by_rate(grid, "start", "model"),
     "TODO",
-    "Thin lines: seeds; thick: their means. Loss of the last twenty of 160 steps.",
+    "Thin lines: seeds; thick: their means. Loss of the last twenty of 120 steps.",
 )
 
 # %% [markdown]
