@@ -1,8 +1,8 @@
 """First steps at every rate (chapter 5): `python -m scripts.studies.first_steps --save`.
 
 Six and six layers learn to reverse words: both places of the LayerNorm, both starts, with warm-up
-and without, at three rates. At one rate also without residual connections, and with a small start in
-one kind of part only. What the chapter runs live has ten seeds.
+and without, at three rates; then without residual connections, and with a small start in one kind
+of part only. What the chapter runs live has ten seeds.
 """
 
 import time
