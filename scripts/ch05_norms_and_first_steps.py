@@ -147,7 +147,7 @@ names = [f"{kind}{norm}" for norm in ("", ", normed") for kind in ("small", "shi
 titled(
     heatmap(both, names, scheme="diverging", digits=1),
     "After LayerNorm, small, shifted and large vectors have one scale",
-    "A row is one token's vector of eight numbers: three vectors, and below them the same three after LayerNorm.",
+    "Each row is a token's vector: three of them, and below the same three after LayerNorm.",
     wrap=64,
 )
 
@@ -190,7 +190,7 @@ titled(
 )
 
 # %% [markdown]
-# **Pitfall.** A text may state post-norm above code that runs pre-norm. One test distinguishes the two: give the class a sublayer that returns zeros. Pre-norm must return $x$ itself, post-norm LayerNorm($x$).
+# **Pitfall.** A text may state post-norm above code that runs pre-norm. A test: give the class a sublayer that returns zeros. Pre-norm must return $x$ itself, post-norm LayerNorm($x$).
 
 # %%
 x = 3 * torch.randn(4, 7, 16) + 1
@@ -208,7 +208,7 @@ assert torch.equal(pre(x, torch.zeros_like), x)
 #
 # $$ y = x + f(x), \qquad \frac{\partial y}{\partial x} = I + \frac{\partial f}{\partial x} . $$
 #
-# The $I$ is the gradient's road. But forwards, too, $x$ carries something: what is a position's own. The weights of a fresh attention are nearly even, so what *it* gives is nearly the same mean at all positions.
+# The $I$ is the gradient's road. But forwards, too, $x$ carries something: what is a position's own. What attention gives is a mean over positions, and means differ less than what they are means of.
 #
 # **Your turn.** Measure how different the positions of a sequence are.
 
@@ -229,14 +229,14 @@ apart = torch.tensor([-1.0, 7.0]).view(1, 2, 1).expand(3, 2, 4)  # 3 − 4 and 3
 assert abs(difference(apart) - 0.8) < 1e-9, "√(4² / (3² + 4²)) is 4/5"
 
 # %% [markdown]
-# Our test object has the paper's depth, six and six layers, but is narrow. `small` gives some or all linear maps PyTorch's start, and `residual=False` takes the $x +$ away.
+# Our test object has the paper's depth, six and six layers, but is narrow. `small` gives some or all linear maps PyTorch's start, with smaller numbers (a *small start*), and `residual=False` takes the $x +$ away.
 
 
 # %%
 ALL_SMALL = "attn feed_forward generator"  # words that name every linear map
 
 
-class WithoutResidual(SublayerConnection):
+class NoResidual(SublayerConnection):
     """The same without its x +: x (B, T, D) to (B, T, D)."""
 
     def forward(self, x: Tensor, sublayer) -> Tensor:
@@ -256,7 +256,7 @@ def deep_model(norm_first: bool, small="", residual=True, seed=0) -> EncoderDeco
             nn.init.kaiming_uniform_(part.weight, a=math.sqrt(5))
     for layer in (*model.encoder.layers, *model.decoder.layers):
         if not residual:
-            layer.sublayer = clones(WithoutResidual(32, 0.0, norm_first), len(layer.sublayer))
+            layer.sublayer = clones(NoResidual(32, 0.0, norm_first), len(layer.sublayer))
     return model.float()
 
 
@@ -302,7 +302,7 @@ titled(
 )
 
 # %% [markdown]
-# The $x +$ decides. Without it, positions are alike after four layers from either start, in pre-norm, too (asserted, not drawn). Such a memory doesn't tell *where* a letter stood, and a model without it can't reverse a word.
+# The $x +$ decides. Without it, positions are alike after four layers from either start, in pre-norm, too. Such a memory doesn't tell *where* a letter stood, and a model without it can't reverse a word.
 #
 # **Predict.** All the other models have their residual connections. In which of the four do positions stay most different, and in which does the gradient fade on its way down the decoder?
 
@@ -319,14 +319,12 @@ assert d6.index[0] == "post-norm, Xavier" and d6.iloc[0] < 0.1 and d6.iloc[1] > 
 titled(
     layer_lines(kept, ["difference", "gradient"], "model"),
     "Post-norm with Xavier's start makes positions alike, and its gradient fades",
-    "Before any training. E0 to E6 belong to the encoder, D0 to D6 to the decoder. Left: how different positions "
-    "are. Right: the gradient that arrives there.",
+    "Before training. E: encoder, D: decoder. Left: difference of positions. Right: gradient there.",
     wrap=76,
 )
 
 # %% [markdown]
-# Left: with Xavier's start, what attention adds is large, and nearly the same at all positions. At D6, 2% of post-norm's vectors is their difference, 42% of pre-norm's. With
-# PyTorch's start it is 60% or more in both. Right: only post-norm with Xavier's start loses gradient down the decoder: D1 gets a seventh.
+# Left: at D6 the difference is 2% of the vectors in post-norm with Xavier's start, 42% in pre-norm, and 60% or more with a small start. Right: only post-norm with Xavier's start loses gradient down the decoder: D1 gets a seventh.
 # But the small start gives the encoder the *smallest* gradients of all. If their size decided who learns, it would learn worst.
 #
 # ## One table, three uses
@@ -424,7 +422,7 @@ def first_steps(model, rate: float, warmup=1, seed=0, steps=120) -> list[float]:
 
 
 # %% [markdown]
-# **Predict.** Guessing among ten letters costs ln 10 = 2.3 nats. Three runs have Xavier's start and the rate 0.004. Which of them will learn?
+# **Predict.** Guessing among ten letters costs ln 10 = 2.3 nats. Three runs begin with Xavier's start, at the rate 0.004: post-norm, post-norm with warm-up, and pre-norm. Which of them will learn?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -436,7 +434,7 @@ curves = {
 print({name: round(sum(losses[-20:]) / 20, 2) for name, losses in curves.items()})
 
 # %% [markdown]
-# Post-norm without warm-up hardly gets below guessing. With warm-up it learns, slowly; pre-norm needs none. That is what textbooks say, and the place of the LayerNorm seems to decide.
+# Post-norm without warm-up hardly gets below guessing. With warm-up it learns, slowly; pre-norm needs none. So the place of the LayerNorm seems to decide.
 #
 # **Predict.** The same rate, no warm-up, but PyTorch's start: how far will post-norm get, and pre-norm?
 
@@ -576,7 +574,7 @@ check(deepened)
 #
 # <details><summary>An answer</summary>
 #
-# Values and outputs. With them small, the difference at D6 is 0.35 to 0.49 (four seeds); with small queries and keys 0.01 to 0.05, as with none. Queries and keys decide the weights, which are nearly even in any case; values and outputs decide how much is added.
+# Values and outputs. With them small, the difference at D6 is 0.35 to 0.49 (four seeds); with small queries and keys 0.01 to 0.05, as with none. Queries and keys decide *which* mean is added; values and outputs decide how much of it.
 #
 # </details>
 #
