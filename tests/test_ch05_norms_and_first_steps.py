@@ -118,7 +118,7 @@ def test_without_its_residual_a_sublayer_forgets_x():
     def sublayer(x):
         return (x @ matrix).tanh()
 
-    post, pre = NoResidual(16, 0.0), WithoutResidual(16, 0.0, norm_first=True)
+    post, pre = NoResidual(16, 0.0), NoResidual(16, 0.0, norm_first=True)
     torch.testing.assert_close(post(x, sublayer), F.layer_norm(sublayer(x), (16,)))
     torch.testing.assert_close(pre(x, sublayer), sublayer(F.layer_norm(x, (16,))))
 
