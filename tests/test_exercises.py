@@ -131,7 +131,6 @@ PROPERTIES = {  # what our solution gives where an exercise asks for properties,
     "linear_rate": [["ValueError", *WARMUP, *[n / 28 for n in range(7, 0, -1)], 0, 0], ...],
     "confused": [6, 1],
     "deepened": [2, ..., True, [True] * 4],
-    "fresh_stack": [[True, 3, 12]],
     "budget_batches": [[*range(300)], True, True, [True, False, False], [[[0]], "ValueError"]],
     "misleading_table": [True, [False, False, True]],
     "likeliest_text": [

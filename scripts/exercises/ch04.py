@@ -3,11 +3,10 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from scripts.book.exercises import exercise
-from scripts.ch04_encoder_decoder import PositionwiseFeedForward, clones
 
 
 @exercise(
@@ -49,23 +48,3 @@ def layer_from_parts(
     for sublayer, norm in zip((attend, think), norms, strict=True):
         x = x + sublayer(norm(x)) if norm_first else norm(x + sublayer(x))
     return x
-
-
-def freshness(function: Callable) -> list:
-    """Does PyTorch see the layers, and how many of their tensors differ?"""
-    stack = function(lambda: PositionwiseFeedForward(4, 6), 3)
-    sums = {p.sum().item() for layer in stack for p in layer.parameters()}
-    return [isinstance(stack, nn.Module), len(stack), len(sums)]
-
-
-@exercise(
-    lambda: [freshness],
-    "there must be N layers, and each starts with numbers of its own",
-    "a plain list hides its layers: parameters(), .to() and state_dict() don't look inside",
-    lambda make, N: [make() for _ in range(N)],
-    "all layers start with the same numbers: a deep copy copies them, and one layer is not N",
-    lambda make, N: clones(make(), N),
-)
-def fresh_stack(make: Callable[[], nn.Module], N: int) -> nn.ModuleList:
-    """N layers, each built from scratch."""
-    return nn.ModuleList(make() for _ in range(N))
