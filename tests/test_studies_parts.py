@@ -9,7 +9,7 @@ from scripts.ch04_encoder_decoder import PARTS
 from scripts.studies import parts
 from scripts.studies.runner import Plan, these
 
-SETTING = asdict(replace(parts.Setting(), early=2, late=3, words=4))
+SETTING = asdict(replace(parts.Setting(), words=4))
 
 
 def wanted(runs):
@@ -18,30 +18,32 @@ def wanted(runs):
     return plan
 
 
-def test_first_each_part_alone_then_all_that_can_be_spared():
+def test_first_each_part_alone_then_all_that_can_be_spared_then_what_is_between():
     first = wanted([])
-    assert len(first) == 3 * (1 + len(PARTS)) and first[0] == {"without": [], "seed": 0}
+    assert len(first) == 3 * (1 + len(PARTS))
+    assert first[0] == {"without": [], "steps": 800, "seed": 0}
     shares = {"positions": 0.97, "LayerNorms": 0.96}
-    for worst, both in ((0.96, ["positions", "LayerNorms"]), (0.9, ["positions"])):
-        runs = [
-            run | {"late": {"right": {"10": shares.get("".join(run["without"]), 0)}}}
-            for run in first
-        ]
-        these(runs, without=["LayerNorms"])[1]["late"]["right"]["10"] = worst
-        assert parts.spared(runs) == both
-        last = wanted(runs)[len(first) :]
-        assert last == [{"without": both, "seed": seed} for seed in parts.SEEDS]
+    for worst, together, longer in (
+        (0.96, ["positions", "LayerNorms"], []),
+        (0.9, ["positions"], ["LayerNorms"]),
+    ):
+        runs = [run | {"right": {"10": shares.get("".join(run["without"]), 0)}} for run in first]
+        these(runs, without=["LayerNorms"])[1]["right"]["10"] = worst
+        rest = wanted(runs)[len(first) :]
+        assert {run["seed"] for run in rest} == {*parts.SEEDS}
+        assert [run["without"] for run in these(rest, steps=800)] == [together] * 3
+        assert [run["without"] for run in these(rest, steps=1_600)] == [longer] * 3 * bool(longer)
 
 
-def test_a_training_is_judged_twice_by_length():
+def test_a_training_is_judged_by_length():
     before = torch.get_default_dtype()
     try:
-        run = parts.work(SETTING, {"without": ["cross-attention"], "seed": 1})
+        task = {"without": ["cross-attention"], "steps": 3, "seed": 1}
+        run = parts.work(SETTING, task)
     finally:
         torch.set_default_dtype(before)
-    assert run["early"]["loss"] > run["late"]["loss"] > 0
-    for time in ("early", "late"):
-        assert [*run[time]["right"]] == ["4", "5", "6", "7", "8", "9", "10"]
+    assert task.items() <= run.items() and run["loss"] > 0
+    assert [*run["right"]] == ["4", "5", "6", "7", "8", "9", "10"]
 
 
 def test_the_record_is_complete():

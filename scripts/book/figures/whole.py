@@ -72,24 +72,31 @@ def guess_map(
     )
 
 
-def parts_chart(frame: pd.DataFrame) -> alt.HConcatChart:
-    """A dot for each training, a row for each value of `without`: `right` and `loss`.
+def parts_chart(runs: Sequence[Mapping]) -> alt.HConcatChart:
+    """A dot for each of `runs`, a row for what it is `without`, best rows on top.
 
-    `steps` names how long it has trained; its values get the colours, in the frame's order.
+    Left the share of ten-letter words `right`, right the `loss`; colours tell the `steps`.
     """
-    order, times = [*frame["without"].unique()], [*frame["steps"].unique()]
-    colors = dict(zip(times, (PALETTE[5], PALETTE[0]), strict=True))
-    base = (
-        alt.Chart(rounded(frame))
-        .mark_circle(size=75, opacity=0.75, aria=False)
-        .encode(
-            row_axis("without", order, labelLimit=260),
-            colored("steps", colors, title=None, legend=alt.Legend(orient="top", offset=4)),
-            yOffset=alt.YOffset("steps:N", sort=times),
-        )
+    rows = []
+    for run in runs:
+        parts, steps = run["without"], f"after {run['steps']:,} steps"
+        what = f"{len(parts)} parts at once" if len(parts) > 1 else "".join(parts) or "nothing"
+        rows.append((what, steps, run["right"]["10"], run["loss"]))
+    frame = pd.DataFrame(rows, columns=["without", "steps", "right", "loss"])
+    times = [*frame["steps"].unique()]  # shorter trainings first
+    means = frame[frame["steps"] == times[0]].groupby("without")["right"].mean()
+    order = ["nothing", *means.drop("nothing").sort_values(ascending=False, kind="stable").index]
+    colors = dict(zip(times, (PALETTE[0], PALETTE[1]), strict=False))
+    legend = alt.Legend(title=None, orient="top", offset=4)
+    base = alt.Chart(rounded(frame)).mark_circle(size=75, opacity=0.7, aria=False)
+    base = base.encode(colored("steps", colors, legend=legend))
+    base = base.properties(width=215, height=alt.Step(26))
+    right = base.encode(
+        alt.X("right:Q", title="words right").axis(format="%", values=[0, 0.25, 0.5, 0.75, 1]),
+        row_axis("without", order, labelPadding=10),
     )
-    right = base.encode(alt.X("right:Q", title="words right").axis(format="%", tickCount=5))
-    x = alt.X("loss:Q", title="loss (log scale)").scale(type="log").axis(format="~g", tickCount=5)
-    loss = base.encode(x, row_axis("without", order, labels=False))
-    sizes = {"height": alt.Step(14), "width": 230}
-    return alt.hconcat(right.properties(**sizes), loss.properties(**sizes), spacing=20)
+    loss = base.encode(
+        alt.X("loss:Q", title="loss (log scale)").scale(type="log").axis(format="~g", tickCount=4),
+        row_axis("without", order, labels=False),
+    )
+    return alt.hconcat(right, loss, spacing=20)
