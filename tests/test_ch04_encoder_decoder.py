@@ -205,7 +205,7 @@ def test_what_is_out_is_out_and_all_else_is_there(part):
     later = torch.tensor([[BOS, 8, 7, 9]])
     assert reacts(source, later, 1) == (part == "causal mask")
     earlier = torch.tensor([[BOS, 9, 7, 6]])
-    assert reacts(source, earlier, 3) == (part != "decoder's self-attention")
+    assert reacts(source, earlier, 3) == (part != "decoder self-attention")
     assert reacts(source.flip(1), target, 1) == (part not in ("positions", "cross-attention"))
     assert layers[0].self_attn.h == (1 if part == "several heads" else 4)
     x = torch.randn(1, 4, 64, dtype=torch.float32)
