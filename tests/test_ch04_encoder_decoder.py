@@ -104,6 +104,10 @@ def parameters_by_hand(vocab, N, d_model, d_ff, tie, norm_first):
 @pytest.mark.parametrize("tie", ["none", "decoder", "all"])
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_parameters_by_hand_and_by_code(tie, norm_first):
+    """Also: in the paper's models most of them are in the feed-forward layers."""
+    for D in (512, 1024):
+        paper = parameters_by_hand(37_000, 6, D, 4 * D, "all", norm_first)
+        assert max(paper, key=paper.get) == "feed-forward"
     options = {"tie": tie, "norm_first": norm_first}
     model = make_model(31, 31, 3, 12, 20, 4, **options)
     by_hand = parameters_by_hand(31, 3, 12, 20, **options)
