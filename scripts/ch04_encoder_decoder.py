@@ -718,7 +718,7 @@ for n in (4, 5, 6):
     assert max(found) < most + 0.02
 
 # %% [markdown]
-# At most 7.2%. It gives one answer to each bag of letters, and of the words with the same letters at most one is right. There are
+# At most 7%. It gives one answer to each bag of letters, and of the words with the same letters at most one is right. There are
 # $\binom{13}{4} = 715$ bags and 10,000 words. The trainings reach this bound: they know the letters and guess their order.
 
 # %%

@@ -14,6 +14,7 @@ import torch
 from scripts.ch04_encoder_decoder import PARTS, share_reversed, train_to_reverse, without
 from scripts.studies.runner import Plan, Run, study_command, these
 
+LENGTHS = (4, 5, 6, 10)  # of the words that are judged
 SEEDS = (0, 1, 2)  # the first is that of chapter 4's page
 STEPS = 800
 WORKS, FAILS = 0.95, 0.05  # shares of the ten-letter words
@@ -53,7 +54,7 @@ def work(setting: Mapping[str, Any], task: Run) -> Run:
     torch.set_default_dtype(torch.float64)  # as in chapter 4: so it draws the same numbers
     model = without(*task["without"], seed=task["seed"])
     last = train_to_reverse(model, task["steps"], task["seed"])[-50:]
-    right = {str(n): share_reversed(model, n, setting["words"]) for n in range(4, 11)}
+    right = {str(n): share_reversed(model, n, setting["words"]) for n in LENGTHS}
     return task | {
         "loss": float(f"{sum(last) / len(last):.3g}"),
         "right": {length: round(share, 4) for length, share in right.items()},
