@@ -1,8 +1,8 @@
 """Chapter 4's small model without a part of it: `python -m scripts.studies.parts`.
 
 Each part is taken out alone, in three trainings; then all those at once that could be spared. What
-neither fails nor works gets twice the steps: a part that makes learning faster isn't the same as
-one without which it fails.
+neither fails nor works trains for twice as long where it was worst: a part that makes learning
+faster isn't the same as one without which it fails.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,23 +30,28 @@ class Setting:
 
 
 def shares(runs: Sequence[Run], parts: Sequence[str]) -> list[float]:
-    """How many ten-letter words were right in each training of `STEPS` without `parts`."""
-    return [run["right"]["10"] for run in these(runs, without=[*parts], steps=STEPS)]
+    """How many ten-letter words were right after `STEPS` without `parts`, seed by seed."""
+    place = {"without": [*parts], "steps": STEPS}
+    return [these(runs, **place, seed=seed)[0]["right"]["10"] for seed in SEEDS]
 
 
 def plan_runs(plan: Plan) -> None:
-    """The whole model, each part out alone, then what can be spared at once, then longer ones."""
+    """Each part out alone; then what can be spared at once, and what is open for twice as long."""
 
-    def add(rows: Sequence[Sequence[str]], steps: int) -> None:
-        plan.extend(
-            {"without": [*parts], "steps": steps, "seed": seed} for seed in SEEDS for parts in rows
-        )
+    def add(parts: Sequence[str], seed: int, steps: int = STEPS) -> None:
+        plan.append({"without": [*parts], "steps": steps, "seed": seed})
 
-    add([[], *([part] for part in PARTS)], STEPS)
+    for seed in SEEDS:
+        for parts in ([], *([part] for part in PARTS)):
+            add(parts, seed)
     if all(these(plan.runs, **run) for run in plan):
         found = {part: shares(plan.runs, [part]) for part in PARTS}
-        add([[part for part in PARTS if min(found[part]) > WORKS]], STEPS)
-        add([[p] for p in PARTS if min(found[p]) <= WORKS and max(found[p]) > FAILS], 2 * STEPS)
+        for seed in SEEDS:
+            add([part for part in PARTS if min(found[part]) > WORKS], seed)
+        for part in PARTS:
+            if min(found[part]) <= WORKS and max(found[part]) > FAILS:
+                worst = SEEDS[found[part].index(min(found[part]))]
+                add([part], worst, 2 * STEPS)
 
 
 def work(setting: Mapping[str, Any], task: Run) -> Run:
