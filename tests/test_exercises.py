@@ -130,7 +130,6 @@ PROPERTIES = {  # what our solution gives where an exercise asks for properties,
     "linear_rate": [["ValueError", *WARMUP, *[n / 28 for n in range(7, 0, -1)], 0, 0], ...],
     "confused": [6, 1],
     "deepened": [2, ..., True, [True] * 4],
-    "fresh_stack": [[True, 3, 12]],
     "budget_batches": [[*range(300)], True, True, [True, False, False], [[[0]], "ValueError"]],
     "misleading_table": [True, [False, False, True]],
     "likeliest_text": [
@@ -207,14 +206,6 @@ def hidden_in_another_order(x, losses, fit):
     return np.sqrt(np.square(residuals).mean())
 
 
-def layer_by_hand(x, attend, think, norms, norm_first):
-    if norm_first:
-        x = x + attend(norms[0](x))
-        return x + think(norms[1](x))
-    x = norms[0](x + attend(x))
-    return norms[1](x + think(x))
-
-
 def pair_by_pair(query, key, value, w, m, u, mask=None):
     queries = (query @ w.T).unbind(-2)
     scores = [(x.unsqueeze(-2) + key @ m.T).tanh() @ u for x in queries]
@@ -229,7 +220,6 @@ def divided_by_the_sum(logits, top):
 
 RIGHT = {
     "additive_attention": pair_by_pair,
-    "layer_from_parts": layer_by_hand,
     "leave_one_out": hidden_in_another_order,
     "router": divided_by_the_sum,
     "word_numbers": lambda *inputs: dict(reversed(ours("word_numbers")(*inputs).items())),
