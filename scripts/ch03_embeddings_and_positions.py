@@ -182,7 +182,7 @@ assert "float16" in refusal(TypeError, lambda: embed(ids.half())), "floats are t
 titled(
     lookup(one_hot[0], embed.lut.weight.detach() * 2, vectors[0].detach(), list("deed")),
     "To embed is to pick rows",
-    "Left times middle is right: each 1 copies one row of the table. Both e get the same vector, both d another.",
+    "Left times middle is right: each 1 copies a row. Both e get the same vector, both d another.",
 )
 
 # %% [markdown]
