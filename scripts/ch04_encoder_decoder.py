@@ -729,7 +729,8 @@ titled(
 # - **Three can be spared**, even together: LayerNorms, the decoder's self-attention, and the feed-forward layers. What is left is two attentions, positions and sums.
 #   Reversing moves letters and computes nothing from them, and a decoder that knows its place needn't read what it has written. This is a fact about an easy task and one layer;
 #   chapter 19 takes parts out of a translator.
-# - **Slower, or worse**: LONGER-TEXT
+# - **Slower or worse without** residuals: 77% in the worst training, but 99.8% after 1,600 steps. One head is enough twice; the third time it has 84%, then 88%.
+#   Without the encoder's self-attention it is 32%, then 68%.
 #
 # **Why the encoder looks around.** Even without self-attention each letter has its place, but not its distance from the end. Is that all that the encoder's
 # self-attention tells here? **Predict.** If so, what happens without it when all words have ten letters?
