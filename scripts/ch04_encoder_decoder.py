@@ -457,7 +457,7 @@ for name, D, paper in (("base", 512, 65), ("big", 1024, 213)):
 #
 # > **In short.** A layer is a short chain of steps, each of which you can do by hand. Every step gives one row for each token.
 #
-# A fresh encoder layer, so small that all of its numbers fit on the page: D = 8, one head, F = 16, pre-norm. It reads `decaf`.
+# A fresh encoder layer, so small that its numbers fit on the page, reads `decaf`: D = 8, one head, F = 16, pre-norm.
 #
 # **Predict.** Its attention has random weights. Will it look at one letter, or at all alike? And what then stops the six rows from becoming one?
 
@@ -502,7 +502,7 @@ titled(
 #
 # > **In short.** The source is a word, the target is the same word backwards. The model sees the answer so far and learns to give the next letter.
 #
-# We take `make_model` with one encoder and one decoder layer: D = 64, F = 128, four heads. Nothing tells it what "backwards" means.
+# We take `make_model` with one encoder and one decoder layer: D = 64, F = 128, four heads. 
 # Chapter 6 explains training properly; this loop is its shortest form. All positions of all words learn in one pass, because of the causal mask:
 # position t can't see the letter that it must give.
 
@@ -729,7 +729,8 @@ titled(
 # - **Three can be spared**, even together: LayerNorms, the decoder's self-attention, and the feed-forward layers. What is left is two attentions, positions and sums.
 #   Reversing moves letters and computes nothing from them, and a decoder that knows its place needn't read what it has written. This is a fact about an easy task and one layer;
 #   chapter 19 takes parts out of a translator.
-# - **Slower, or worse**: LONGER-TEXT
+# - **Slower or worse without** residuals: 77% in the worst training, but 99.8% after 1,600 steps. One head is enough in two trainings; in the third it has 84%, then 88%.
+#   Without the encoder's self-attention it is 32%, then 68%.
 #
 # **Why the encoder looks around.** Even without self-attention each letter has its place, but not its distance from the end. Is that all that the encoder's
 # self-attention tells here? **Predict.** If so, what happens without it when all words have ten letters?
@@ -741,7 +742,7 @@ share = share_reversed(same_length)
 print("nearly all words right" if share > 0.95 else f"{share:.0%} right")
 
 # %% [markdown]
-# Nearly all words come out right, after a quarter of the steps: where the length is known, nobody has to tell it.
+# Nearly all words come out right, after a quarter of the steps. Where the length is known, nobody must tell it.
 #
 # ## Summary
 #

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, replace
 
+import pytest
 import torch
 
 from scripts.book.records import load_record
@@ -49,3 +50,22 @@ def test_the_record_is_complete():
     record = load_record("parts-reversal")
     assert record["setting"] == asdict(parts.Setting())
     assert not [run for run in wanted(record["runs"]) if not these(record["runs"], **run)]
+
+
+def test_what_chapter_4_says_of_the_record():
+    runs = load_record("parts-reversal")["runs"]
+    worst = {part: min(parts.shares(runs, [part])) for part in PARTS}
+    longer = {run["without"][0]: run["right"]["10"] for run in runs if run["steps"] == 1_600}
+    said = {"residuals": (0.77, 0.998), "several heads": (0.84, 0.88)}
+    said["encoder self-attention"] = (0.32, 0.68)
+    for part, figures in said.items():
+        assert (worst[part], longer[part]) == pytest.approx(figures, abs=0.006)
+    assert sorted(parts.shares(runs, ["several heads"]))[1:] == [1, 1]
+    assert {part for part in PARTS if worst[part] == 0} == {
+        "positions",
+        "causal mask",
+        "cross-attention",
+    }
+    losses = {part: max(run["loss"] for run in these(runs, without=[part])) for part in PARTS}
+    assert losses["cross-attention"] == pytest.approx(2.30, abs=0.05)
+    assert losses["causal mask"] < max(run["loss"] for run in these(runs, without=[]))
