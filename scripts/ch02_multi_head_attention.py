@@ -517,21 +517,21 @@ for h in (1, 8, 32):
 # %% [markdown]
 # But the more heads, the narrower each is. In the paper's Table 3 one head reaches 24.9 BLEU (a score for translations, chapter 10), 8 or 16 heads 25.8, and 32 heads, of width 16, 25.4.
 #
-# ## Milestone · Your attention in the translator
+# ## Milestone · Your layer translates
 #
-# > **In short.** The trained translator of chapter 9 is made of this layer. `runs_on` makes it of yours, gives it the trained weights, and lets it translate.
+# > **In short.** `runs_on` puts your layer into chapter 9's trained translator.
 
 # %%
 runs_on(MultiHeadedAttention)
 
 # %% [markdown]
-# **Predict.** And with heads that are split by the bare view?
+# **Predict.** And with the bare view?
 
 # %%
 runs_on(split_heads=split_by_bare_view)
 
 # %% [markdown]
-# No error appears, but what it writes has little to do with the German. The weights fit, and each head gets other numbers than it was trained on.
+# No error appears, but little of the German is left.
 #
 # ## Summary
 #

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scripts.book.charts import titled
-from scripts.book.exercises import check
+from scripts.book.exercises import check, runs_on
 from scripts.book.figures.model import stacks
 from scripts.book.figures.whole import guess_map, mirror_maps, opened, parts_chart
 from scripts.book.instruments import scramble
@@ -185,7 +185,7 @@ class PositionwiseFeedForward(nn.Module):
 
 # %%
 think = PositionwiseFeedForward(8, 16, dropout=0.3)
-assert think.dropout.p == 0.3
+assert think.dropout.p == 0.3 and len([*think.parameters()]) == 4, "two matrices, two biases"
 think.dropout.forward = lambda hidden: 2 * hidden + 1
 hidden = F.linear(x, think.expand.weight, think.expand.bias).clamp(min=0)  # (B, T, F)
 wanted = F.linear(2 * hidden + 1, think.contract.weight, think.contract.bias)
@@ -502,7 +502,7 @@ titled(
 #
 # > **In short.** The source is a word, the target is the same word backwards. The model sees the answer so far and learns to give the next letter.
 #
-# We take `make_model` with one encoder and one decoder layer: D = 64, F = 128, four heads. 
+# We take `make_model` with one encoder and one decoder layer: D = 64, F = 128, four heads.
 # Chapter 6 explains training properly; this loop is its shortest form. All positions of all words learn in one pass, because of the causal mask:
 # position t can't see the letter that it must give.
 
@@ -743,6 +743,30 @@ print("nearly all words right" if share > 0.95 else f"{share:.0%} right")
 
 # %% [markdown]
 # Nearly all words come out right, after a quarter of the steps. Where the length is known, nobody must tell it.
+#
+# ## Milestone · Your layers translate
+#
+# > **In short.** Now all layers of chapter 9's translator are yours.
+
+# %%
+runs_on(LayerNorm, SublayerConnection, PositionwiseFeedForward, EncoderLayer, DecoderLayer)
+
+# %% [markdown]
+# **Predict.** What will it write if the memory is all zeros?
+
+
+# %%
+class DeafDecoderLayer(DecoderLayer):
+    """A decoder layer whose memory (B, S, D) is silent: zeros."""
+
+    def forward(self, x: Tensor, memory: Tensor, src_mask=None, tgt_mask=None) -> Tensor:
+        return super().forward(x, torch.zeros_like(memory), src_mask, tgt_mask)
+
+
+runs_on(DecoderLayer=DeafDecoderLayer)
+
+# %% [markdown]
+# It writes one English sentence, whatever the German is.
 #
 # ## Summary
 #
