@@ -43,7 +43,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scripts.book.charts import bars, panels, titled
+from scripts.book.charts import bars, lines, panels, titled
 from scripts.book.exercises import check, outcome
 from scripts.book.figures.model import matrices_chart, order_maps, saturation_chart
 from scripts.book.instruments import count_flops, influence, saved_bytes
@@ -56,13 +56,13 @@ torch.set_default_dtype(torch.float64)  # so that checks can ask for agreement t
 # or key, $d_v$ that of a value; $n = T = S$ when a sequence looks at itself (*self-attention*).
 
 # %% [markdown]
-# ## 1. One question, five signs
+# ## 1. One question, five keys
 #
-# > **In short.** A place that looks asks a question (its *query*). Each place that is looked at holds up a sign (its *key*). Their dot
+# > **In short.** A place that looks asks a question (its *query*). Each place that is looked at has a *key*. Their dot
 # > product says how well they agree, and softmax makes shares of it.
 #
 # In chapters 1 to 5 we build a machine that writes a word backwards: *decaf* becomes *faced*. To write the first letter of *faced* it
-# must look at the last letter of *decaf*, as chapter 0's translator, for *taken*, must look at the end of the German sentence.
+# must look at the last letter of *decaf*, as chapter 0's translator, for *basket*, must look near the end of the German sentence.
 #
 # Count the places of *decaf* from 0, and let the key of place $p$ be $(p, p^2)$. A query that wants place $m$ is $(2m, -1)$. Then
 #
@@ -87,7 +87,7 @@ by_hand.round(2)
 
 # %% [markdown]
 # The scores are 0, 7, 12, 15 and 16, and *f* gets 0.64. Its neighbour *a* still gets 0.32. A query twice as long doubles every score,
-# and *f* gets 0.80: in a dot product length counts, too.
+# and *f* gets 0.80: in a dot product length counts.
 #
 # PyTorch first subtracts the largest score from all, so that no exponential overflows. The weights stay the same: $e^{s+c} = e^c e^s$,
 # and $e^c$ cancels.
@@ -121,7 +121,7 @@ assert torch.allclose(weights[0], torch.tensor(by_hand["weight"]))
 assert "".join(LETTERS[i] for i in mix.argmax(dim=-1)) == "faced"
 titled(
     matrices_chart(Q, K, weights, V, mix, asking=list("faced"), asked=list(EXAMPLE)),
-    "The largest share of each row of the result spells faced",
+    "Row by row, the largest share spells faced",
     "Above: five queries times five keys. Below: shares of each row, times the values. The first row is "
     "the one that we did by hand. Attention mixes what is there: no row has any b.",
     wrap=105,
@@ -153,45 +153,26 @@ inputs = [torch.randn(2, *shape) for shape in ((3, 4), (5, 4), (5, 6))]  # B = 2
 allowed = torch.rand(2, 3, 5) > 0.4
 allowed[..., 0] = True
 
-for mask in (None, allowed):
-    output, weights = plain_attention(*inputs, mask)
-    assert torch.allclose(weights.sum(-1), torch.ones(2, 3)), "softmax over keys: rows sum to 1"
-    expected = F.scaled_dot_product_attention(*inputs, attn_mask=mask)
+cases = [(inputs, mask) for mask in (None, allowed, allowed[:1], allowed[:, :1])]
+cases += [([x[0] for x in inputs], allowed[0]), ([x[None] for x in inputs], allowed)]
+for qkv, mask in reversed(cases):
+    output, weights = plain_attention(*qkv, mask)
+    assert torch.allclose(weights.sum(-1), torch.ones(3)), "softmax over keys: rows sum to 1"
+    expected = F.scaled_dot_product_attention(*qkv, attn_mask=mask)
     assert torch.allclose(output, expected), "not PyTorch's: √d_k? True means *may look*?"
-_, far = plain_attention(-1e12 * inputs[0], *inputs[1:], allowed)  # scores down to −10¹²
-assert (far[~allowed] == 0).all(), "hidden means 0, however low the other scores are: fill with −∞"
+none = plain_attention(*inputs, torch.zeros_like(allowed))[1]  # nothing is allowed
+assert none.isnan().all(), "fill with −∞, not with a large number: then this is 0/0, NaN"
 print("output (B, T, d_v):", tuple(output.shape), " weights (B, T, S):", tuple(weights.shape))
 
 # %% [markdown]
 # ## 3. Why divide by $\sqrt{d_k}$
 #
-# > **In short.** A sum of many random products spreads widely. Divided by its spread, it leaves some weight to every key.
+# > **In short.** A sum of many random products spreads widely. Divided by its spread, it leaves some weight to every key, and every query
+# > something to learn.
 #
 # If the entries of $q, k \in \mathbb{R}^{d_k}$ are independent with mean 0 and variance 1, so are the products $q_i k_i$. Their
 # variances add up: $q \cdot k$ has variance $d_k$ and spread (standard deviation) $\sqrt{d_k}$, 22.6 at $d_k = 512$ (§3.2.1, footnote 4).
-
-# %%
-torch.manual_seed(0)
-for d_k in (4, 64, 512):
-    q, k = torch.randn(2, 10_000, d_k)
-    assert abs((q * k).sum(-1).var() / d_k - 1) < 0.1
-
-# %% [markdown]
-# With a wide spread softmax *saturates*. Its derivative is
 #
-# $$\frac{\partial w_i}{\partial s_j} = w_i\,(\mathbb{1}[i = j] - w_j)$$
-#
-# With one weight near 1 and the others near 0, all these are near 0, and hardly any gradient reaches the queries and keys.
-# The diagonal's sum, the *slope* $\sum_i w_i (1 - w_i)$, measures what gets through.
-
-
-# %%
-def softmax_slope(weights: Tensor) -> Tensor:
-    """How strongly weights (..., S) react to scores, Σ w(1−w): 1 − 1/S if even, 0 if one-hot."""
-    return (weights * (1 - weights)).sum(-1)
-
-
-# %% [markdown]
 # We stretch section 1's scores to other spreads; where the chart is live, move the slider.
 #
 # **Predict.** At a spread of 1, *f* gets 0.38 and *a* 0.32. What do they get at 22.6?
@@ -199,49 +180,61 @@ def softmax_slope(weights: Tensor) -> Tensor:
 # %%
 unit = torch.tensor(by_hand["q · k"], dtype=torch.float64)  # 0, 7, 12, 15, 16
 unit = (unit - unit.mean()) / unit.std(correction=0)  # spread 1
-even, sharp = (unit * 1.0).softmax(-1), (unit * math.sqrt(512)).softmax(-1)
-print("spread 1:   ", even.numpy().round(2), f"slope {softmax_slope(even):.2f}")
-print("spread 22.6:", sharp.numpy().round(2), f"slope {softmax_slope(sharp):.2f}")
-
-assert sharp[-1] > 0.97 and softmax_slope(sharp) < 0.06 < 0.7 < softmax_slope(even)
+even, sharp = unit.softmax(-1), (unit * 22.6).softmax(-1)
+assert even[-1] < 0.4 and sharp[-1] > 0.97
 titled(
     saturation_chart(unit, list(EXAMPLE), spread=22.6),
-    "At a spread of 22.6 one letter takes 98%, and hardly any gradient is left",
-    "Left: softmax of five scores, stretched to the slider's spread. Right: the slope that is left there "
-    "(dot). Dashed: the spread of 1 that dividing by √512 gives.",
-    wrap=95,
+    "At a spread of 22.6 one letter takes 98%",
+    "Softmax of five scores, stretched to the slider's spread. At a spread of 1, f gets 38%.",
 )
 
 # %% [markdown]
-# At 22.6, *f* gets 0.98 and *a* 0.02.
+# At 22.6, *f* gets 0.98 and *a* 0.02: softmax is *saturated*. Its derivative is
 #
-# A model makes queries and keys from a token's vector $x$ by two learned matrices, $x W^Q$ and $x W^K$. How they *start* counts, too.
-# The entries of a $(D, D)$ matrix have variance $1/D$ with Xavier's start, which this series uses, and $1/(3D)$ with that of `nn.Linear`.
+# $$\frac{\partial w_i}{\partial s_j} = w_i\,(\mathbb{1}[i = j] - w_j)$$
 #
-# **Predict.** What spread do a fresh model's divided scores have, with each start?
+# With one weight near 1 all these are near 0. But on its way to the query the gradient is multiplied by the keys, undivided 22.6 times as
+# strongly. So we measure it at the query: 200 random questions, each to 16 places.
+#
+# Queries and keys are made by learned matrices, $x W^Q$ and $x W^K$. With Xavier's start, which this series uses, the entries of a $(D, D)$
+# matrix have variance $1/D$; with that of `nn.Linear`, $1/(3D)$.
+#
+# **Predict.** Undivided, does a query get more gradient, or less?
 
 # %%
 torch.manual_seed(0)
-x_query, x_key = torch.randn(200, 1, 512), torch.randn(200, 16, 512)  # each looks at 16 keys
-measured = {}
-for start in ("Xavier", "nn.Linear"):
-    to_query, to_key = nn.Linear(512, 512, bias=False), nn.Linear(512, 512, bias=False)
-    for linear in (to_query, to_key) if start == "Xavier" else ():
-        nn.init.xavier_uniform_(linear.weight)
-    scores = (to_query(x_query) @ to_key(x_key).mT).detach()[:, 0]  # (200, 16)
-    for name, divided in {"q · k": scores, "q · k / √d_k": scores / math.sqrt(512)}.items():
-        weights = divided.softmax(-1)
-        row = {"spread": divided.std(), "largest weight": weights.amax(-1).mean()}
-        measured[f"{start}, {name}"] = row | {"slope": softmax_slope(weights).mean()}
-measured = pd.DataFrame(measured).T.astype(float)
+x_query, x_key, value, pull = (torch.randn(200, n, 512) for n in (1, 16, 16, 1))
+little, measured, curves = "queries under 1/10 of the mean", {}, []
+for start, fill in {"Xavier": nn.init.xavier_uniform_, "nn.Linear": nn.Identity()}.items():
+    W_Q, W_K = (fill(nn.Linear(512, 512).weight.detach()) for _ in range(2))
+    q, k = F.linear(x_query, W_Q).requires_grad_(), F.linear(x_key, W_K)
+    for name, root in {"undivided": 1, "divided by √d_k": math.sqrt(512)}.items():
+        scores = q @ k.mT / root  # (200, 1, 16)
+        (at_query,) = torch.autograd.grad(scores.softmax(-1) @ value, q, pull)
+        sizes = at_query.norm(dim=-1).flatten().sort().values  # (200,)
+        row = {"spread": scores.detach().std(), "mean gradient": sizes.mean()}
+        measured[f"{start}, {name}"] = row | {little: (sizes < sizes.mean() / 10).sum()}
+        share = {"query, sorted": range(200), "gradient ÷ mean": sizes / sizes.mean()}
+        curves.append(pd.DataFrame(share | {"scores": name}))
+measured = pd.DataFrame(measured).T.astype(float).round(2)
 
-assert abs(measured.spread["Xavier, q · k / √d_k"] - 1) < 0.05
-assert abs(measured.spread["nn.Linear, q · k / √d_k"] - 1 / 3) < 0.02
-measured.round(2)
+starved = measured[little].tolist()
+assert (abs(measured["spread"] / [math.sqrt(512), 1, math.sqrt(512) / 3, 1 / 3] - 1) < 0.06).all()
+assert starved[0] > 100 and starved[2] > 40 and starved[1] == starved[3] == 0
+measured
+
+# %%
+titled(
+    lines(pd.concat(curves[:2]), "query, sorted", "gradient ÷ mean", "scores", height=200),
+    "Undivided, most queries get almost no gradient; divided, all get some",
+    "Xavier's start. Each curve: the gradient's size at 200 queries, sorted, as a multiple of its mean.",
+)
 
 # %% [markdown]
-# With Xavier's start the entries of $q$ and $k$ have variance 1, and the spread is 1. With PyTorch's they have variance 1/3, and the
-# spread is 1/3: that head starts as nearly a plain average.
+# The mean is larger: a few queries get huge gradients. But 130 of 200 get less than a tenth of it; divided, none does. Dividing makes the
+# gradient even, not large.
+#
+# With PyTorch's start the divided scores spread by only 1/3: nearly a plain average.
 
 # %% [markdown]
 # ## 4. Masks: who may look at whom
@@ -279,7 +272,7 @@ hidden = nn.Transformer.generate_square_subsequent_mask(6).isinf()  # PyTorch's:
 
 assert pads.dtype == causal.dtype == torch.bool, "True and False, not numbers"
 assert pads.tolist() == [[[True] * 6], [[True] * 4 + [False] * 2]], "True for real tokens"
-assert not padding_mask(targets, pad=BOS)[:, 0, 0].any(), "`pad` may be another id"
+assert torch.equal(padding_mask(targets, BOS)[:, 0], targets != BOS), "`pad` may be another id"
 assert torch.equal(causal, ~hidden.unsqueeze(0)), "place i sees 0 to i, itself too"
 assert subsequent_mask(2, device="meta").device.type == "meta", "made on `device`"
 
@@ -310,7 +303,7 @@ print("a real place depends on a pad:", reaches.any().item())
 
 # %% [markdown]
 # It can't: as a key the pad is hidden, in every layer, and the loss skips it (chapter 6). So pad queries may stay unmasked.
-# `influence` also finds a mask turned over: `triu` for `tril`, or True for "hide", as `nn.MultiheadAttention` wants it.
+# Compare `influence` with the table that you *meant*, and it finds `triu` for `tril`, or True for "hide", as in `nn.MultiheadAttention`.
 
 # %% [markdown]
 # ## 5. A case: everything is NaN
@@ -333,9 +326,9 @@ for layer in (1, 2):
 
 # %% [markdown]
 # **Culprit.** After one layer rows 0 and 1 are NaN: they may look at nothing, and their shares are 0/0. After two layers all rows are, for
-# a weight of 0 times a value of NaN is NaN. An empty source has such rows, too.
+# a weight of 0 times a value of NaN is NaN.
 #
-# The usual cure is −10⁹ instead of −∞.
+# **Pitfall.** The usual cure is −10⁹ instead of −∞.
 #
 # **Predict.** What does it put into row 0?
 
@@ -362,8 +355,7 @@ titled(
 
 # %% [markdown]
 # All scores of row 0 are equal, so each gets 1/4: it looks at pads and into the future, silently. (The Annotated Transformer fills with
-# −10⁹; in half precision PyTorch refuses to.) `F.scaled_dot_product_attention` gives zeros, `nn.MultiheadAttention` NaN, if asked for
-# weights.
+# −10⁹; in float16 PyTorch refuses to.) `F.scaled_dot_product_attention` gives zeros; `nn.MultiheadAttention`, asked for weights, gives NaN.
 #
 # **Your turn.** Write a softmax whose empty rows are 0, and `attention`, which the rest of the series uses. A trick: fill a second time,
 # *after* the softmax. What `masked_fill` fills gets no gradient, so NaN gets neither forwards nor back.
@@ -415,17 +407,15 @@ for mask in (None, left_mask, added):
     pull = torch.randn_like(ours)  # a random weight for each entry of the output
     slopes = [torch.autograd.grad(result, inputs, pull) for result in (ours, theirs)]
     assert all(map(torch.allclose, *slopes)), "not PyTorch's gradients: does NaN get back?"
-assert torch.autograd.gradcheck(
-    lambda *qkv: attention(*qkv, left_mask)[0], small
-)  # finite differences
 
-silent, weights = attention(*small, left_mask, dropout=torch.zeros_like)  # drops every weight
-assert (silent == 0).all(), "`dropout` must change the weights before they mix the values"
+dropped, weights = attention(*small, left_mask, dropout=torch.triu)  # drops weights, too
+assert torch.allclose(dropped, weights.triu() @ small[2]), "`dropout` changes the weights"
 assert torch.allclose(weights[:, 2:].sum(-1), torch.ones(2, 2)), "returned: weights before dropout"
+usual, low = (masked_softmax(left_scores - shift, left_mask) for shift in (0, 1e6))
+assert torch.allclose(usual, low), "low scores, too: fill with −∞"
 assert masked_softmax(left_scores.half(), left_mask).isfinite().all(), "half precision, too"
-assert masked_softmax(left_scores * math.nan, left_mask)[3, 2:].isnan().all(), (
-    "don't hide real NaNs"
-)
+bug = masked_softmax(left_scores * math.nan, left_mask)[3, 2:]
+assert bug.isnan().all(), "don't hide real NaNs"
 refused = outcome(masked_softmax, left_scores, left_mask.long())  # the error's name
 assert refused == "TypeError", "an integer mask could mean either: raise TypeError"
 print("the same numbers and gradients as PyTorch's")
@@ -470,11 +460,14 @@ class LetterHead(nn.Module):
 def train_letter_head(order: Sequence[int], seed: int = 0, without: str = "") -> LetterHead:
     """A head that has learned to write a word's letters in `order`, from the right letters alone.
 
-    `without` names a buffer that is set to 0: "asking" or "places".
+    `without` names a buffer that is set to 0, "asking" or "places", or is "learning to look".
     """
     torch.manual_seed(seed)
     head = LetterHead().to(torch.float32)
-    if without:
+    if without == "learning to look":  # W^Q and W^K stay as they began
+        for projection in (head.project_query, head.project_key):
+            projection.requires_grad_(False)
+    elif without:
         head.get_buffer(without).zero_()
     optimizer = torch.optim.Adam(head.parameters(), lr=0.01)  # chapter 6
     for _ in range(400):
@@ -497,12 +490,13 @@ def letters_right(head: LetterHead, words: Tensor, order: Sequence[int]) -> tupl
 
 # %% [markdown]
 # We judge it on *all* 100,000 words of five letters; training shows at most 25,600. And we take one thing out at a time: without questions
-# (vectors of 0) the weights are even; without the word's places a key can't say where it is.
+# (vectors of 0) the weights are even; without the word's places a key can't say where it is. Last, $W^Q$ and $W^K$
+# stay as they began.
 #
 # With even weights a head sees only how often each letter occurs. Its best answer is the commonest letter, five times: of *deede* three
 # letters are right.
 #
-# **Predict.** How many percent of all letters does each of the three heads get right?
+# **Predict.** How many percent of all letters does each of the four heads get right?
 
 # %%
 BACKWARDS = [4, 3, 2, 1, 0]
@@ -513,18 +507,19 @@ counting = commonest.double().mean().item() / 5
 trained = [train_letter_head(BACKWARDS, seed) for seed in range(8)]
 results = [letters_right(head, every_word, BACKWARDS) for head in trained]
 shares = {"a head that looks": min(share for share, _ in results)}
-for name, gone in {"without questions": "asking", "without places": "places"}.items():
-    blind = [train_letter_head(BACKWARDS, seed, gone) for seed in range(3)]
-    shares[name] = max(letters_right(head, every_word, BACKWARDS)[0] for head in blind)
+for gone in ("asking", "places", "learning to look"):
+    blind = [train_letter_head(BACKWARDS, seed, gone) for seed in range(8)]
+    shares[f"without {gone}"] = max(letters_right(head, every_word, BACKWARDS)[0] for head in blind)
 for name, share in (shares | {"counting letters": counting}).items():
-    print(f"{name:>20}: {share:.1%} of letters right")
+    print(f"{name:>24}: {share:.0%} of letters right")
 
-assert shares["a head that looks"] > 0.999  # the worst of eight seeds
-assert all(abs(share - counting) < 0.002 for share in list(shares.values())[1:])
+assert shares["without learning to look"] < 0.8 < 0.999 < shares["a head that looks"]
+assert all(abs(shares[f"without {gone}"] - counting) < 0.002 for gone in ("asking", "places"))
 assert min(least for _, least in results) > 0.95  # the least weight on the right place
 
 # %% [markdown]
-# Both others get 35.8%, which is what counting gives. The head that looks gets all letters right, with each of eight seeds.
+# Without questions or places it is 36%, what counting gives; without learning to look, the best of eight seeds gets 62%. The head that
+# looks gets all letters right, with each of eight seeds.
 #
 # **Predict.** Where does it look for the first letter? And where, had the answers been in another order?
 
@@ -550,18 +545,17 @@ titled(
 # %% [markdown]
 # For the first letter it looks at the last place, with over 0.95 of the weight in every word; in another order it looks elsewhere. No more
 # letters right than by counting, or one map for two orders, would have refuted that looking is learned.
-#
-# The machine still has a hole: its words must have five letters. Chapters 2 to 4 fill it.
 
 # %% [markdown]
 # ## 7. What it costs
 #
-# > **In short.** Every place looks at every place. Twice the length: four times the work, and four times the weights.
+# > **In short.** Every place looks at every place. Twice the length: four times the work in the two products, and
+# > four times the weights.
 #
 # The product of an $(a, b)$ and a $(b, c)$ matrix takes $2abc$ operations. At width $D$ in all heads together, $QK^\top$ takes $2n^2D$ and
 # the mix as much: $4n^2D$. The four projections around it, $D \times D$ each (chapter 2), take $8nD^2$.
 #
-# **Predict.** A caption has about 16 tokens. At $D = 512$, how large is attention's share of this layer's work?
+# **Predict.** A caption has about 16 tokens. At $D = 512$, which share of this work is attention's two products?
 
 # %%
 D, heads, shares = 512, 8, []
@@ -575,16 +569,15 @@ for n in (16, 64, 256, 1024, 4096):  # on the device "meta" tensors have a shape
 
 titled(
     bars(pd.DataFrame(shares), "length", "share", number_format=".1~%"),
-    "1.5% of this layer's work for a caption, 80% at 4,096 words",
-    "Attention's share, counted at D = 512; the rest are the projections. At n = 2D = 1,024 they are equal.",
+    "The two products: 1.5% of attention's work for a caption, 80% at 4,096 tokens",
+    "Counted at D = 512; the rest are the four projections. At n = 2D = 1,024 they are equal.",
 )
 
 # %% [markdown]
-# For a caption it is 1.5%, of operations, not of time (chapter 11). Memory is the harder limit: for the backward pass ours keeps $n^2$
-# weights per head.
+# For a caption it is 1.5% of operations, not of time (chapter 11); of a layer with its feed-forward part it is less.
+# Memory is the harder limit: for its backward pass this code keeps $n^2$ weights per head.
 #
-# The paper's Table 1, without projections; a convolution sees $c$ places. Sequential steps wait for each other, and a path leads from one
-# place to another.
+# The paper's Table 1, without projections; a convolution sees $c$ places. Sequential steps wait for each other.
 #
 # | layer | operations | sequential steps | longest path |
 # |---|---|---|---|
@@ -596,10 +589,10 @@ titled(
 # ## Summary
 #
 # - Attention compares queries with keys, makes shares of the scores, and mixes the values.
-# - Random scores spread like $\sqrt{d_k}$; dividing by it keeps softmax's gradient alive.
+# - Undivided random scores spread like $\sqrt{d_k}$: a few queries get huge gradients, most almost none.
 # - Masks are True where attention is allowed. An empty row gives zeros, and no gradient.
 # - A head learns where to look from right answers alone.
-# - Attention takes $4n^2D$ operations, and ours keeps $n^2$ weights per head.
+# - Attention's products take $4n^2D$ operations; this code keeps $n^2$ weights per head.
 #
 # ## What the paper did that we don't
 #

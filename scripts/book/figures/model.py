@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
 from torch import Tensor
 
 from scripts import Late
 from scripts.book.charts import heatmap, named, rounded
 from scripts.book.figures.diagram import Diagram, drawn
-from scripts.book.look import GREY, INK, LOG, PALE, PALETTE, bar_axis, colored
+from scripts.book.look import GREY, INK, PALE, PALETTE, bar_axis, colored
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -96,8 +95,8 @@ def order_maps(
     return alt.hconcat(*named(charts), spacing=14)
 
 
-def saturation_chart(scores: Tensor, names: Sequence[str], spread: float) -> alt.HConcatChart:
-    """Softmax of `scores` (S), which have spread 1, stretched to a slider's spread; its slope.
+def saturation_chart(scores: Tensor, names: Sequence[str], spread: float) -> alt.LayerChart:
+    """Softmax of `scores` (S), which have spread 1, stretched to a slider's spread.
 
     The slider begins at `spread`, which the picture shows.
     """
@@ -110,23 +109,8 @@ def saturation_chart(scores: Tensor, names: Sequence[str], spread: float) -> alt
     x = alt.X("weight:Q", title="weight").scale(domain=[0, 1.15], nice=False)
     bars = keys.encode(x.axis(values=[0, 0.5, 1]), bar_axis("letter", list(names)))
     number = bars.mark_text(align="left", dx=5).encode(text=alt.Text("weight:Q", format=".2f"))
-    left = (bars.mark_bar(color=PALETTE[0]) + number).properties(width=250, height=alt.Step(34))
-
-    at = 10 ** np.linspace(-1, 1.5, 51)
-    powers = np.exp(at[:, None] * (scores - scores.max()).numpy())
-    shares = powers / powers.sum(axis=1, keepdims=True)
-    curve = pd.DataFrame({"spread": at, "slope": (shares * (1 - shares)).sum(axis=1)})
-    place = alt.X("spread:Q", title="spread of the scores (log scale)")
-    place = place.scale(domain=[0.1, 32], **LOG).axis(values=[0.1, 0.3, 1, 3, 10, 30], format="~g")
-    height = alt.Y("slope:Q", title="slope, Σ w(1 − w)").scale(domain=[0, 0.9], nice=False)
-    line = alt.Chart(rounded(curve)).mark_line(color=PALETTE[-1]).encode(place, height)
-    one = alt.Chart(pd.DataFrame({"spread": [1.0]})).encode(place)
-    one = one.mark_rule(strokeDash=[5, 4], color=GREY, aria=False)
-    dot = keys.transform_calculate(part="datum.weight * (1 - datum.weight)")
-    dot = dot.transform_aggregate(slope="sum(part)").transform_calculate(spread="spread")
-    dot = dot.mark_point(filled=True, size=110, opacity=1, color=PALETTE[1], aria=False)
-    right = alt.layer(line, one, dot.encode(place, height)).properties(width=250, height=170)
-    return alt.hconcat(left, right, spacing=40).add_params(slider)
+    both = (bars.mark_bar(color=PALETTE[0]) + number).properties(width=400, height=alt.Step(34))
+    return both.add_params(slider)
 
 
 WORD_LOOKS = {  # in the drawing of a layer
