@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -262,20 +262,6 @@ def stacks(N: int = 6) -> alt.LayerChart:
 def wirings() -> alt.LayerChart:
     """An encoder layer in post-norm and in pre-norm: each sublayer, its norm, and the road of x."""
     return drawn("wirings").chart()
-
-
-def decades(
-    frame: pd.DataFrame, x: str, y: str, color: str, powers: Iterable[int], places: Iterable[int]
-) -> alt.LayerChart:
-    """Lines of `y` over `x` on a log axis with ticks at `powers` of ten, named at their ends."""
-    base = alt.Chart(rounded(frame)).encode(
-        alt.X(f"{x}:Q").axis(values=list(places), grid=False),
-        alt.Y(f"{y}:Q").axis(values=[10.0**n for n in powers], format=".0e").scale(type="log"),
-        alt.Color(f"{color}:N", sort=None, legend=None),
-    )
-    ends = base.transform_filter(alt.datum[x] == int(frame[x].max()))
-    names = ends.mark_text(align="left", dx=8).encode(text=f"{color}:N")
-    return alt.layer(base.mark_line(point={"size": 45}), names).properties(width=480, height=240)
 
 
 def layer_lines(frame: pd.DataFrame, columns: list[str], color: str) -> alt.HConcatChart:
