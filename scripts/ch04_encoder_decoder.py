@@ -99,7 +99,7 @@ titled(
 class LayerNorm(nn.Module):
     """Each vector shifted to mean 0 and scaled to variance 1, then a learned scale and shift.
 
-    `weight` (D,) starts at 1 and `bias` (D,) at 0. The variance is the biased one, `eps` is under the root.
+    `weight` (D,) starts at 1, `bias` (D,) at 0. The variance is biased; `eps` is under the root.
     """
 
     def __init__(self, features: int, eps: float = 1e-5):
@@ -489,8 +489,8 @@ steps = [x, normed, scores, weights, found, between, hidden, worked, output]
 titled(
     opened(steps, [*EXAMPLE, "</s>"]),
     "Attention mixes the tokens; the sums keep each one recognisable",
-    f"One encoder layer with random weights, a row for each token. By direction, {own[0]} of 6 rows of step 5 "
-    f"is nearest to its own row of step 1; of step 9 it is {own[1]} of 6.",
+    f"One encoder layer with random weights, a row for each token. By direction, {own[0]} of 6 rows "
+    f"of step 5 is nearest to its own row of step 1; of step 9 it is {own[1]} of 6.",
 )
 
 # %% [markdown]
@@ -502,7 +502,7 @@ titled(
 #
 # > **In short.** The source is a word, the target is the same word backwards. The model sees the answer so far and learns to give the next letter.
 #
-# We take `make_model` with one encoder and one decoder layer: D = 64, F = 128, four heads. 
+# We take `make_model` with one encoder and one decoder layer: D = 64, F = 128, four heads.
 # Chapter 6 explains training properly; this loop is its shortest form. All positions of all words learn in one pass, because of the causal mask:
 # position t can't see the letter that it must give.
 
@@ -594,8 +594,8 @@ assert (maps[800][:10].argmax(-1) == torch.arange(10).flip(0)).sum() >= 7  # the
 titled(
     mirror_maps({f"step {step}": maps[step] for step in (0, 50, 100, 800)}, LONG_WORD),
     "An anti-diagonal appears: the last letter first",
-    "The decoder's cross-attention, mean of its four heads, as the model writes the ten letters and </s>. "
-    "Nobody told it where to look.",
+    "The decoder's cross-attention, mean of its four heads, as the model writes the ten letters "
+    "and </s>. Nobody told it where to look.",
 )
 
 # %% [markdown]
@@ -633,8 +633,8 @@ assert max(hits[:2]) <= 3 and min(hits[2:]) >= 5
 titled(
     guess_map(shares[:, range(len(wanted)), wanted], words, ["<s>", *EXAMPLE[::-1]]),
     "Cross-attention brings the letter",
-    "In each cell the token that the generator would write next. Right, of six, from top to bottom: "
-    f"{', '.join(map(str, hits))}.",
+    "In each cell the token that the generator would write next. "
+    f"Right, of six, from top to bottom: {', '.join(map(str, hits))}.",
 )
 
 # %% [markdown]
@@ -720,7 +720,7 @@ assert min(run["right"]["10"] for run in runs if run["without"] == spared) > 0.9
 titled(
     parts_chart(runs),
     f"{len(spared)} of {len(PARTS)} parts can be spared, even all {len(spared)} at once",
-    "Each dot is a training without that part. Left: of 1,000 new ten-letter words. Right: mean of the last 50 losses.",
+    "Each dot is a training without that part. Left: of 1,000 new ten-letter words. Right: at the end.",
 )
 
 # %% [markdown]
