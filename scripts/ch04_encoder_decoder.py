@@ -698,8 +698,8 @@ assert part != "causal mask" or (losses[-1] < 0.01 and share_reversed(lacking) =
 # All words were new, so this is no overfitting: the loss measured another task than ours.
 # When a loss is too good, look at the output.
 #
-# Now all parts, each in three trainings of 800 steps. ("Several heads" leaves one head, as wide as the four together.) Where neither nearly all words come out right nor nearly none, we also
-# train for 1,600 steps: a part that only makes learning faster isn't the same as one without which the model fails.
+# Now all parts, each in three trainings of 800 steps. ("Several heads" leaves one head, as wide as the four together.) Where neither nearly all words come out right nor nearly none, the worst
+# training gets 1,600 steps: a part that only makes learning faster isn't the same as one without which the model fails.
 #
 # **Predict.** A model without positions sees its source as a bag of letters. What share of the four-letter words can it reverse at most?
 
@@ -742,7 +742,7 @@ share = share_reversed(same_length)
 print("nearly all words right" if share > 0.95 else f"{share:.0%} right")
 
 # %% [markdown]
-# Nearly all words come out right, after a quarter of the steps. Where the length is known, nobody must tell it.
+# Nearly all words come out right, after a quarter of the steps. Where the length is known, nobody needs to tell it.
 #
 # ## Summary
 #
