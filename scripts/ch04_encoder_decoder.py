@@ -99,7 +99,7 @@ titled(
 class LayerNorm(nn.Module):
     """Each vector shifted to mean 0 and scaled to variance 1, then a learned scale and shift.
 
-    `weight` (D,) starts at 1 and `bias` (D,) at 0. The variance is the biased one, `eps` is under the root.
+    `weight` (D,) starts at 1, `bias` (D,) at 0. The variance is biased; `eps` is under the root.
     """
 
     def __init__(self, features: int, eps: float = 1e-5):
@@ -489,8 +489,8 @@ steps = [x, normed, scores, weights, found, between, hidden, worked, output]
 titled(
     opened(steps, [*EXAMPLE, "</s>"]),
     "Attention mixes the tokens; the sums keep each one recognisable",
-    f"One encoder layer with random weights, a row for each token. By direction, {own[0]} of 6 rows of step 5 "
-    f"is nearest to its own row of step 1; of step 9 it is {own[1]} of 6.",
+    f"One encoder layer with random weights, a row for each token. By direction, {own[0]} of 6 rows "
+    f"of step 5 is nearest to its own row of step 1; of step 9 it is {own[1]} of 6.",
 )
 
 # %% [markdown]
@@ -594,8 +594,8 @@ assert (maps[800][:10].argmax(-1) == torch.arange(10).flip(0)).sum() >= 7  # the
 titled(
     mirror_maps({f"step {step}": maps[step] for step in (0, 50, 100, 800)}, LONG_WORD),
     "An anti-diagonal appears: the last letter first",
-    "The decoder's cross-attention, mean of its four heads, as the model writes the ten letters and </s>. "
-    "Nobody told it where to look.",
+    "The decoder's cross-attention, mean of its four heads, as the model writes the ten letters "
+    "and </s>. Nobody told it where to look.",
 )
 
 # %% [markdown]
@@ -633,8 +633,8 @@ assert max(hits[:2]) <= 3 and min(hits[2:]) >= 5
 titled(
     guess_map(shares[:, range(len(wanted)), wanted], words, ["<s>", *EXAMPLE[::-1]]),
     "Cross-attention brings the letter",
-    "In each cell the token that the generator would write next. Right, of six, from top to bottom: "
-    f"{', '.join(map(str, hits))}.",
+    "In each cell the token that the generator would write next. "
+    f"Right, of six, from top to bottom: {', '.join(map(str, hits))}.",
 )
 
 # %% [markdown]
@@ -698,8 +698,8 @@ assert part != "causal mask" or (losses[-1] < 0.01 and share_reversed(lacking) =
 # All words were new, so this is no overfitting: the loss measured another task than ours.
 # When a loss is too good, look at the output.
 #
-# Now all parts, each in three trainings of 800 steps. ("Several heads" leaves one head, as wide as the four together.) Where neither nearly all words come out right nor nearly none, we also
-# train for 1,600 steps: a part that only makes learning faster isn't the same as one without which the model fails.
+# Now all parts, each in three trainings of 800 steps. ("Several heads" leaves one head, as wide as the four together.) Where neither nearly all words come out right nor nearly none, the worst
+# training gets 1,600 steps: a part that only makes learning faster isn't the same as one without which the model fails.
 #
 # **Predict.** A model without positions sees its source as a bag of letters. What share of the four-letter words can it reverse at most?
 
@@ -720,7 +720,7 @@ assert min(run["right"]["10"] for run in runs if run["without"] == spared) > 0.9
 titled(
     parts_chart(runs),
     f"{len(spared)} of {len(PARTS)} parts can be spared, even all {len(spared)} at once",
-    "Each dot is a training without that part. Left: of 1,000 new ten-letter words. Right: mean of the last 50 losses.",
+    "Each dot is a training without that part. Left: of 1,000 new ten-letter words. Right: at the end.",
 )
 
 # %% [markdown]
@@ -742,7 +742,7 @@ share = share_reversed(same_length)
 print("nearly all words right" if share > 0.95 else f"{share:.0%} right")
 
 # %% [markdown]
-# Nearly all words come out right, after a quarter of the steps. Where the length is known, nobody must tell it.
+# Nearly all words come out right, after a quarter of the steps. Where the length is known, nobody needs to tell it.
 #
 # ## Milestone · Your layers translate
 #
