@@ -301,7 +301,7 @@ wear.loc[["none", "2 trägt", "4 thing", "2 and 4"]]
 #
 # So neither decides alone. One row takes loads and hats about half way, where *wearing* is a little likelier: 59 or 60 loads are worn, only five hats carried. With both, 67 are. Greedy decoding would have shown a rule for one direction only.
 #
-# As a control, each load got both rows of *another* load: all 72 stay at *carrying*. With eleven other garments, the verb's row goes 31 to 54% of the way, the thing's 38 to 58%. Another form of sentence differs (exercise 3). [Chapter 16](ch16_intervening.ipynb) works like this throughout.
+# A control: with both rows of *another* load, all 72 stay at *carrying*. With eleven other garments, the verb's row goes 31 to 54% of the way, the thing's 38 to 58%. Another form of sentence differs (exercise 3). [Chapter 16](ch16_intervening.ipynb) works like this throughout.
 #
 # ## How to read this series
 #
