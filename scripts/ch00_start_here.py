@@ -37,7 +37,7 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 # %% [markdown]
 # ## A sentence, translated
 #
-# This Transformer was trained in [chapter 9](ch09_training_run.ipynb). It reads German and writes English, offline.
+# This Transformer, trained in [chapter 9](ch09_training_run.ipynb), reads German and writes English, offline.
 
 # %%
 from scripts import ROOT
@@ -86,7 +86,7 @@ model, tokenizer = translator.model.double(), translator.tokenizer
 # %% [markdown]
 # ## What you will build
 #
-# > **In short.** The encoder turns German tokens into vectors that know their context: the memory. The decoder writes English, one token at a time, and looks at the memory whenever it needs to.
+# > **In short.** The encoder turns German tokens into vectors that know their context: the memory. The decoder writes English, one token at a time, and looks at the memory.
 
 # %%
 titled(
@@ -101,7 +101,7 @@ titled(
 # A *residual connection* carries a box's input past the box and adds it to the result. A *norm* brings vectors to one scale; the paper's Figure 1 has it after the addition ([chapter 5](ch05_norms_and_first_steps.ipynb) compares). A *mask* says where each place may look.
 #
 # - **Self-attention, causal self-attention and cross-attention are one class.** They differ in who asks, who is asked, and the mask.
-# - **Between embedding and generator, each box takes and returns vectors of width D.** So layers can be stacked, and results added.
+# - **Between embedding and generator, each box takes and returns vectors of width D.** So they can be stacked and added.
 #
 # ### Why attention
 #
@@ -114,7 +114,7 @@ titled(
 #
 # > **In short.** Text becomes tokens, tokens become ids, ids become vectors, which look at one another. From them the decoder makes a probability for every token, and the likeliest is written.
 #
-# In our sentence a man carries a basket, or wears it: *trägt* can mean either.
+# In our sentence *trägt* can mean *carries* or *wears*.
 
 # %%
 text = "Ein Mann trägt einen Korb."
@@ -200,7 +200,7 @@ assert verb[2] > 0.9 and thing[4] > 0.9 and article[3] > 0.9 and last[5:].sum() 
 titled(
     heatmap(four, names, words, value_title="weight", domain=(0, 1), cell=54),
     "Four heads, four answers, at one step",
-    "Each row sums to 1. One head looks at the verb, one at the thing carried, one at the article. "
+    "Each line sums to 1. One head looks at the verb, one at the thing carried, one at the article. "
     f"The last puts {last[5:].sum():.2f} on the full stop and </s>.",
     wrap=80,
 )
@@ -239,7 +239,7 @@ for row, word in enumerate(words):
 # %% [markdown]
 # Two rows do. Row 4 is the hat's own. With row 2 the man wears a *basket*: the piece there is *trägt* in both sentences, but the encoder wrote something of the hat into its row.
 #
-# Greedy decoding shows only who wins, perhaps by a hair. We measure the **gap**: the log probability of *wearing* minus that of *carrying*, after *A man is*. Above 0, *wearing* is likelier. One sentence may be luck, so six people get 12 loads each, or a hat, and rows are exchanged both ways.
+# Greedy decoding shows only who wins, here by a hair: 0.49 to 0.40. We measure the **gap**: the log probability of *wearing* minus that of *carrying*, after *A man is*. Above 0, *wearing* is likelier. One sentence may be luck, so six people get 12 loads each, or a hat, and rows are exchanged both ways. (This model wears chairs, so we leave them out.)
 #
 # **Predict.** A hat's rows move the gap up. Do a load's rows move it down as far? Is one of them enough to make *carrying* likelier?
 
@@ -263,7 +263,8 @@ begun = torch.tensor([[BOS, *tokenizer.encode(f"{people[who]} is")] for who, _ i
 loads = memory_of(translator, [f"{who} trägt {what}." for who, what in pairs])  # (B, S, D)
 hats = memory_of(translator, [f"{who} trägt einen Hut." for who, _ in pairs])  # (B, S, D)
 
-places = ["0 Ein", "1 person", "2 trägt", "3 article", "4 thing", "5 full stop", "6 </s>"]
+# %%
+places = ["0 ein(e)", "1 person", "2 trägt", "3 article", "4 thing", "5 full stop", "6 </s>"]
 exchanged = {"none": [], **{name: [row] for row, name in enumerate(places)}}
 exchanged |= {"2 and 4": [2, 4], "all": [*range(len(places))]}
 gaps = {
@@ -273,6 +274,8 @@ gaps = {
     }
     for name, rows in exchanged.items()
 }
+
+# %%
 means = pd.DataFrame(gaps).map(lambda gap: gap.mean().item()).T
 way = (means - means.loc["none"]) / (means.loc["all"] - means.loc["none"])  # shares of the whole
 halves, both, small = way.iloc[[3, 5]], way.loc["2 and 4"], way.iloc[[1, 2, 4, 6, 7]]
@@ -294,11 +297,11 @@ assert (control < 0).all()
 wear.loc[["none", "2 trägt", "4 thing", "2 and 4"]]
 
 # %% [markdown]
-# The table counts captions, of 72, that prefer *wearing*. Loads begin at −2.1, hats at +4.1: the whole way is 6.2. The row of *trägt* goes 2.9 of it, the thing's row 2.6, any other 0.4 at most. Down it is as far: 3.0, 2.6, 0.4. Together the two go 5.6: they add.
+# The table counts captions, of 72, that prefer *wearing*. Loads begin at a mean gap of −2.1, hats at +4.1: the whole way is 6.2. The row of *trägt* goes 2.9 of it, the thing's row 2.6, any other 0.4 at most. Down it is as far: 3.0, 2.6, 0.4. Together the two go 5.6: they add.
 #
 # So neither decides alone. One row takes loads and hats about half way, where *wearing* is a little likelier: 59 or 60 loads are worn, only five hats carried. With both, 67 are. Greedy decoding would have shown a rule for one direction only.
 #
-# As a control, each load got both rows of *another* load: all 72 stay at *carrying*. With eleven other garments, the verb's row goes 31 to 54% of the way, the thing's 38 to 58%. Another form of sentence differs (exercise 3). [Chapter 16](ch16_intervening.ipynb) works like this throughout.
+# A control: with both rows of *another* load, all 72 stay at *carrying*. With eleven other garments, the verb's row goes 31 to 54% of the way, the thing's 38 to 58%. Another form of sentence differs (exercise 3). [Chapter 16](ch16_intervening.ipynb) works like this throughout.
 #
 # ## How to read this series
 #

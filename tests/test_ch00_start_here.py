@@ -62,6 +62,9 @@ def test_the_gap_is_that_of_the_translators_own_probabilities():
     pieces = [trained.tokenizer.processor.id_to_piece(i) for i in (180, 993)]
     assert pieces == ["▁wearing", "▁carrying"] and gap[0] > 3 and gap[1] < -2
     torch.testing.assert_close(gap, (p[:, 0] / p[:, 1]).log())
+    with torch.no_grad():  # the verb's row from the hat: "by a hair"
+        changed = with_rows(memory[1:], memory[:1], [2])
+        assert wearing_gap(trained, changed, begun[:1]).item() == pytest.approx(0.21, abs=0.01)
 
 
 def test_what_it_makes_of_pensions_and_whose_row_changes_most():
