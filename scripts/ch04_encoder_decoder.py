@@ -260,7 +260,7 @@ class DecoderLayer(nn.Module):
 
 
 # %% [markdown]
-# The check: PyTorch's own layers must give the same numbers with the same weights. Only the names differ, and its masks say what to *hide*.
+# The check: PyTorch's own layers give the same numbers with the same weights. Only the names differ, and its masks say what to *hide*.
 
 
 # %%
@@ -368,7 +368,6 @@ class EncoderDecoder(nn.Module):
 
 # %% [markdown]
 # `make_model` calls two helpers, which chapter 5 explains.
-# `tie_weights` can let embeddings and generator share one table (§3.4).
 
 
 # %%
@@ -450,8 +449,7 @@ for name, D, paper in (("base", 512, 65), ("big", 1024, 213)):
     print(f"{name}: {total:.1f} million (paper: {paper}), {thinking:.1f} in feed-forward layers")
 
 # %% [markdown]
-# The feed-forward layers are the largest part of both. Base comes out 3% below the paper's figure and big 1% above. The paper doesn't give its
-# vocabulary's exact size.
+# The feed-forward layers are the largest part of both. Base comes out 3% below the paper's figure and big 1% above.
 #
 # ## One layer opened
 #
