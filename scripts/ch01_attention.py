@@ -153,9 +153,9 @@ inputs = [torch.randn(2, *shape) for shape in ((3, 4), (5, 4), (5, 6))]  # B = 2
 allowed = torch.rand(2, 3, 5) > 0.4
 allowed[..., 0] = True
 
-cases = [(inputs, mask) for mask in (None, allowed, allowed[:1], allowed[:, :1])]
-cases += [([x[0] for x in inputs], allowed[0]), ([x[None] for x in inputs], allowed)]
-for qkv, mask in reversed(cases):
+cases = [([x[0] for x in inputs], allowed[0]), ([x[None] for x in inputs], allowed)]
+cases += [(inputs, mask) for mask in (None, allowed, allowed[:1], allowed[:, :1])]
+for qkv, mask in cases:
     output, weights = plain_attention(*qkv, mask)
     assert torch.allclose(weights.sum(-1), torch.ones(3)), "softmax over keys: rows sum to 1"
     expected = F.scaled_dot_product_attention(*qkv, attn_mask=mask)
@@ -227,12 +227,12 @@ measured
 titled(
     lines(pd.concat(curves[:2]), "query, sorted", "gradient ÷ mean", "scores", height=200),
     "Undivided, most queries get almost no gradient; divided, all get some",
-    "Xavier's start. Each curve: the gradient's size at 200 queries, sorted, as a multiple of its mean.",
+    "Xavier's start. The gradient's size at 200 queries, sorted, as a multiple of its mean.",
 )
 
 # %% [markdown]
-# The mean is larger: a few queries get huge gradients. But 130 of 200 get less than a tenth of it; divided, none does. Dividing makes the
-# gradient even, not large.
+# The mean is larger: a few queries get huge gradients. With Xavier's start 120 of 200 get under a tenth of it; divided, none does. Dividing
+# makes the gradient even, not large.
 #
 # With PyTorch's start the divided scores spread by only 1/3: nearly a plain average.
 
@@ -589,7 +589,7 @@ titled(
 # ## Summary
 #
 # - Attention compares queries with keys, makes shares of the scores, and mixes the values.
-# - Undivided random scores spread like $\sqrt{d_k}$: a few queries get huge gradients, most almost none.
+# - Undivided random scores spread like $\sqrt{d_k}$: a few queries get huge gradients, many almost none.
 # - Masks are True where attention is allowed. An empty row gives zeros, and no gradient.
 # - A head learns where to look from right answers alone.
 # - Attention's products take $4n^2D$ operations; this code keeps $n^2$ weights per head.
