@@ -519,7 +519,7 @@ for h in (1, 8, 32):
 #
 # ## Milestone · Your layer translates
 #
-# > **In short.** `runs_on` puts your layer into chapter 9's trained translator.
+# > **In short.** `runs_on` puts your layer into chapter 9's translator.
 
 # %%
 runs_on(MultiHeadedAttention)
