@@ -28,8 +28,8 @@ def exchange_chart(means: pd.DataFrame) -> alt.LayerChart:
     x = alt.X("gap:Q", title="gap: log p(wearing) − log p(carrying)")
     x = x.axis(values=[-2, 0, 2, 4], grid=False)
     y = bar_axis("exchanged", list(means.index), grid=True).title("exchanged rows")
-    dots = alt.Chart(frame).mark_circle(size=110, opacity=1)
-    border = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK, strokeDash=[5, 4])
+    dots = alt.Chart(frame).mark_circle(size=110, opacity=1, aria=False)
+    border = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(strokeDash=[5, 4], aria=False)
     layers = [border.encode(x), dots.encode(x, y, colored("caption with", colors))]
     return alt.layer(*layers).properties(width=430, height=alt.Step(26))
 
