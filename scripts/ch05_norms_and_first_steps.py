@@ -570,11 +570,11 @@ check(deepened)
 #
 # *code · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# An attention has four matrices. Which of them must start small? Try `deep_model(False, "project_query project_key")` and `deep_model(False, "project_value project_output")`. Measure the difference at D6, predict which will learn at 0.004 without warm-up, and train both.
+# Which of attention's four matrices must start small? Try `deep_model(False, "project_query project_key")` and `deep_model(False, "project_value project_output")`. Measure the difference at D6, predict which will learn at 0.004 without warm-up, and train both.
 #
 # <details><summary>An answer</summary>
 #
-# With small values and outputs the difference is 0.35 to 0.49 (four seeds), with small queries and keys 0.01 to 0.05. Queries and keys decide *which* mean is added, values and outputs how much of it. We got losses of 0.7, 1.5 and 1.8 against 2.0, 2.1 and 1.8: two seeds of three agree with the difference.
+# With small values and outputs the difference is 0.35 to 0.49 (four seeds), with small queries and keys 0.01 to 0.05. These decide *which* mean is added, those how much of it. We got losses of 0.7, 1.5 and 1.8 against 2.0, 2.1 and 1.8: two seeds of three agree.
 #
 # </details>
 #
