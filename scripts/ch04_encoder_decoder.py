@@ -769,8 +769,8 @@ runs_on(DecoderLayer=DeafDecoderLayer)
 # ## Summary
 #
 # - The encoder turns the source into the memory, once. In cross-attention, keys and values come from the memory, queries from the target.
-# - A sublayer adds to its input; it doesn't replace it. Our layers give the same numbers as PyTorch's, in post-norm and in pre-norm.
-# - Fifteen seconds of training make a model that reverses words it has never seen.
+# - A sublayer adds to its input; it doesn't replace it. Our layers give the same numbers as PyTorch's, in post-norm and pre-norm.
+# - Fifteen seconds of training make a model that reverses new words.
 # - A loss can be fooled: without the causal mask it goes to 0, and no word comes out right.
 #
 # ## What the paper did that we don't

@@ -24,7 +24,10 @@ FAULTS = {
         "a row with nothing to see becomes NaN": ("weights.masked_fill(~mask, 0.0)", "weights"),
     },
     ("ch02_*", "test_ch02_*"): {
-        "values are made from the keys' input": ("project_value(value)", "project_value(key)"),
+        "values are made from the keys' input": (
+            "(self.project_value(value)",
+            "(self.project_value(key)",
+        ),
     },
     ("ch04_*", "test_ch04_*"): {
         "the feed-forward layer has no dropout": (
