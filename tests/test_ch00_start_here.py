@@ -67,10 +67,12 @@ def test_the_gap_is_that_of_the_translators_own_probabilities():
         assert wearing_gap(trained, changed, begun[:1]).item() == pytest.approx(0.21, abs=0.01)
 
 
-def test_what_it_makes_of_pensions_and_whose_row_changes_most():
+def test_what_it_makes_of_pensions_and_chairs_and_whose_row_changes_most():
     trained = load_model(ROOT / "models" / "multi30k-de-en")
     german, english = re.search(r"of pensions, \*(.+?)\*, it writes \*(.+?)\*", SCRIPT).groups()
     assert plain_translate(trained, [german]) == [english]
+    chairs = [f"{who} trägt einen Stuhl." for who in ("Ein Mann", "Eine Frau", "Ein Kind")]
+    assert all("wearing" in english for english in plain_translate(trained, chairs))
     memory, hat = memory_of(
         trained, [f"Ein Mann trägt einen {thing}." for thing in ("Korb", "Hut")]
     )
