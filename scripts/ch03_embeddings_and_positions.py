@@ -167,8 +167,7 @@ def refuses(call: Callable[..., Tensor], *inputs, error: type[Exception] = Value
 # %%
 torch.manual_seed(0)
 embed, ids = Embeddings(d_model=5, vocab=VOCAB), torch.tensor([to_ids("deed")])  # ids: (B, T)
-one_hot = torch.eye(VOCAB)[ids]  # (B, T, V)
-vectors = embed(ids)  # (B, T, D)
+one_hot, vectors = torch.eye(VOCAB)[ids], embed(ids)  # (B, T, V), (B, T, D)
 torch.testing.assert_close(vectors, one_hot @ embed.lut.weight * math.sqrt(5))
 torch.testing.assert_close(embed(ids.int()), vectors)
 assert abs(Embeddings(64, 500).lut.weight.var() * 64 - 1) < 0.05, "the table's variance is 1/D"
@@ -176,7 +175,8 @@ assert abs(Embeddings(64, 500).lut.weight.var() * 64 - 1) < 0.05, "the table's v
 vectors.sum().backward()
 print("rows with a gradient:", embed.lut.weight.grad.any(dim=-1).nonzero().flatten().tolist())
 print("2049 →", torch.tensor([2049]).half().long().item())
-assert all(refuses(embed, x, error=TypeError) for x in (ids.half(), ids.short(), ids.bool()))
+for wrong in (ids.half(), ids.short(), ids.bool()):
+    assert refuses(embed, wrong, error=TypeError), f"{wrong.dtype} is to be refused"
 
 # %%
 titled(
@@ -260,7 +260,7 @@ look = {"row_title": "position", "column_title": "feature", "value_title": "valu
 titled(
     heatmap(rows, scheme="diverging", numbers=False, **look),
     f"In twenty places, {still} of 64 features hardly move",
-    "Each row is a position's signature. Hardly: by less than 0.5. Columns 2i and 2i + 1 are hand i.",
+    "A row is a position's signature; columns 2i and 2i + 1 are hand i. Hardly: by less than 0.5.",
 )
 
 # %% [markdown]
@@ -321,7 +321,7 @@ assert not list(add_positions.parameters()) and not add_positions.state_dict(), 
 assert add_positions.half().pe.dtype == torch.float16, "a buffer moves with the model"
 
 print("rows left for two tokens:", len(sinusoids(20, 16)[19:21]))
-assert refuses(add_positions, x[:, :2], 19) and refuses(add_positions, torch.randn(1, 21, 16))
+assert refuses(add_positions, x[:, :2], 19), "a table of 20 rows ends at position 19"
 
 # %% [markdown]
 # A slice beyond the end is no error, and its one row broadcasts: both would silently get position 19.
@@ -527,7 +527,7 @@ print(right.map("{:.0%}".format))
 assert right.loc["hands 6–31"].min() > 0.85 and right.loc["hands 0–5"].max() < 0.45
 
 # %% [markdown]
-# It is the places, since ten letters fail there, too. And it is the fast hands, in which neighbours differ most: moving hand 0 alone costs 41 points. Hands 6 to 31 it hardly uses: without them it is as right as before. Ten positions span at most 10 of 64 dimensions, so many matrices do the same to them, and nothing in the loss asked for the rotation.
+# It is the places, since ten letters fail there, too. And it's the fast hands, in which neighbours differ most: moving hand 0 alone costs 41 points. Hands 6 to 31 the head hardly uses: without them it is as right as before. Ten positions span at most 10 of 64 dimensions, so many matrices do the same to them, and nothing in the loss asked for the rotation.
 #
 # If that is so, more places should help. We let each batch begin at a random position from 0 to 100, all else as before.
 #
