@@ -77,3 +77,4 @@ def test_sines_go_on_only_after_many_places(seed):
     assert look_back_test(few, 20, first=10)[0] < 0.3
     assert look_back_test(few, 10, start=10)[0] < 0.45
     assert min(look_back_test(many, 10, start)[0] for start in (0, 50, 120, 180, 240)) > 0.75
+    assert look_back_test(many, 20)[0] > 0.95  # words twice as long as any in training

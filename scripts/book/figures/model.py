@@ -195,8 +195,9 @@ def lookup(one_hot: Tensor, table: Tensor, vectors: Tensor, names: list[str]) ->
     limit = table.abs().max().item()
     look = {"scheme": "diverging", "domain": (-limit, limit), "cell": (32, 22)}
     rows = [f"row {i}" for i in range(len(table))]
+    ones = [["1" if hit else "" for hit in row] for row in one_hot]
     panels = {
-        "one-hot (T, V)": heatmap(one_hot, names, cell=(21, 22), digits=0, numbers=True),
+        "one-hot (T, V)": heatmap(one_hot, names, range(len(table)), cell=(21, 22), texts=ones),
         "table × √D (V, D)": heatmap(table, rows, numbers=True, digits=1, **look),
         "vectors (T, D)": heatmap(vectors, names, digits=1, **look),
     }
