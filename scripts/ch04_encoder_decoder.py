@@ -750,7 +750,7 @@ print("nearly all words right" if share > 0.95 else f"{share:.0%} right")
 runs_on(LayerNorm, SublayerConnection, PositionwiseFeedForward, EncoderLayer, DecoderLayer)
 
 # %% [markdown]
-# **Predict.** What will it write if the memory is all zeros?
+# **Predict.** What will it write if the memory is zeros?
 
 
 # %%
