@@ -49,7 +49,7 @@ from torch.nn import functional as F
 from scripts.book.charts import titled
 from scripts.book.exercises import check, runs_on
 from scripts.book.figures.model import stacks
-from scripts.book.figures.whole import guess_map, mirror_maps, opened, parts_chart
+from scripts.book.figures.whole import mirror_maps, opened, parts_chart, stage_map
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, subsequent_mask
@@ -71,8 +71,7 @@ torch.set_default_dtype(torch.float64)  # so that "equal" can be checked to many
 titled(
     stacks(6),
     "Two stacks and one bridge",
-    "Read from the bottom. Only the memory, the last encoder layer's output, crosses over; "
-    "each of the six decoder layers reads it.",
+    "From the bottom up. Only the memory crosses over: each of the six decoder layers reads it.",
 )
 
 # %% [markdown]
@@ -116,7 +115,7 @@ class LayerNorm(nn.Module):
 
 # %%
 torch.manual_seed(0)
-x = 0.1 * torch.randn(2, 5, 8)
+x = (0.1 * torch.randn(2, 5, 8)).requires_grad_()  # so nothing may be changed in place
 for eps in (1e-5, 0.1):  # 0.1 is so large that its place matters
     mine, reference = LayerNorm(8, eps), nn.LayerNorm(8, eps)
     torch.testing.assert_close(mine.state_dict(), reference.state_dict())
@@ -154,9 +153,10 @@ class SublayerConnection(nn.Module):
 # Dropout is random. To check its place, we put a function in it whose effect we know: it doubles.
 
 # %%
-norm = nn.LayerNorm(8)
+scramble(norm := nn.LayerNorm(8))
 for norm_first, wanted in ((False, norm(x + 2 * x.sin())), (True, x + 2 * norm(x).sin())):
     connection = SublayerConnection(8, 0.3, norm_first)
+    connection.norm.load_state_dict(norm.state_dict())
     assert connection.dropout.p == 0.3 and connection.norm_first == norm_first
     connection.dropout.forward = lambda x: 2 * x
     torch.testing.assert_close(connection(x, torch.sin), wanted, msg=f"wrong: {norm_first=}")
@@ -266,9 +266,9 @@ class DecoderLayer(nn.Module):
 # %%
 def torch_layer_state(layer: EncoderLayer | DecoderLayer) -> dict[str, Tensor]:
     """A layer's weights under the names of `nn.TransformerEncoderLayer` or `…DecoderLayer`."""
-    named = {"linear1": layer.feed_forward.expand, "linear2": layer.feed_forward.contract}
-    named |= {f"norm{i + 1}": part.norm for i, part in enumerate(layer.sublayer)}
-    state = {f"{k}.{name}": w for k, m in named.items() for name, w in m.state_dict().items()}
+    parts = {"linear1": layer.feed_forward.expand, "linear2": layer.feed_forward.contract}
+    parts |= {f"norm{i}": connection.norm for i, connection in enumerate(layer.sublayer, 1)}
+    state = nn.ModuleDict(parts).state_dict()
     for ours, theirs in (("self_attn", "self_attn"), ("src_attn", "multihead_attn")):
         if attn := getattr(layer, ours, None):
             state |= {f"{theirs}.{name}": w for name, w in torch_attention_state(attn).items()}
@@ -281,17 +281,17 @@ source, target, causal = torch.randn(2, 7, 8), torch.randn(2, 5, 8), subsequent_
 real = padding_mask(torch.tensor([[5, 6, 7, 8, 9, 4, 3], [5, 6, 3, 0, 0, 0, 0]]))  # (B, 1, S)
 sizes = {"d_model": 8, "nhead": 2, "dim_feedforward": 16, "batch_first": True}
 for norm_first in (False, True):
-    looks = [MultiHeadedAttention(2, 8) for _ in range(3)]
-    thinks = [PositionwiseFeedForward(8, 16) for _ in range(2)]
-    encoder = EncoderLayer(8, looks[0], thinks[0], 0.1, norm_first)
-    decoder = DecoderLayer(8, looks[1], looks[2], thinks[1], 0.1, norm_first)
+    attns = clones(MultiHeadedAttention(2, 8, dropout=0.2), 3)
+    ffs = clones(PositionwiseFeedForward(8, 16, dropout=0.2), 2)
+    encoder = EncoderLayer(8, attns[0], ffs[0], 0.2, norm_first)
+    decoder = DecoderLayer(8, attns[1], attns[2], ffs[1], 0.2, norm_first)
     kinds = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
     theirs = [kind(**sizes, norm_first=norm_first).eval() for kind in kinds]
     for mine, reference in zip((encoder, decoder), theirs, strict=True):
         scramble(mine.eval())
         reference.load_state_dict(torch_layer_state(mine))
         assert count_parameters(mine) == count_parameters(reference), "a part is shared"
-        assert {part.p for part in mine.modules() if isinstance(part, nn.Dropout)} == {0.1}
+        assert {part.p for part in mine.modules() if isinstance(part, nn.Dropout)} == {0.2}
     wanted = theirs[0](source, src_key_padding_mask=~real[:, 0])
     torch.testing.assert_close(encoder(source, real), wanted, msg="EncoderLayer is wrong")
     wanted = theirs[1](target, source, ~causal[0], memory_key_padding_mask=~real[:, 0])
@@ -394,8 +394,7 @@ def tie_weights(model: EncoderDecoder, tie: str) -> None:
         model.generator.proj.weight = target.weight
     if tie == "all":
         if source.weight.shape != target.weight.shape:
-            sizes = f"{source.num_embeddings} source and {target.num_embeddings} target tokens"
-            raise ValueError(f"tying all needs one vocabulary, not {sizes}")
+            raise ValueError("tying all needs one vocabulary for source and target")
         source.weight = target.weight
 
 
@@ -449,7 +448,8 @@ for name, D, paper in (("base", 512, 65), ("big", 1024, 213)):
     print(f"{name}: {total:.1f} million (paper: {paper}), {thinking:.1f} in feed-forward layers")
 
 # %% [markdown]
-# The feed-forward layers are the largest part of both. Base comes out 3% below the paper's figure and big 1% above.
+# The feed-forward layers are the largest part of both. Base comes out 3% below the paper's figure and big 0.6% above. No vocabulary
+# explains both: base would need 40,700 pieces, big 35,700.
 #
 # ## One layer opened
 #
@@ -457,43 +457,45 @@ for name, D, paper in (("base", 512, 65), ("big", 1024, 213)):
 #
 # A fresh encoder layer, so small that its numbers fit on the page, reads `decaf`: D = 8, one head, F = 16, pre-norm.
 #
-# **Predict.** Its attention has random weights. Will it look at one letter, or at all alike? And what then stops the six rows from becoming one?
+# **Predict.** Its attention is random. Will each token look at one token, or at several? And what keeps the six rows apart?
 
 # %%
 torch.manual_seed(2)
 tiny = make_model(VOCAB, VOCAB, N=1, d_model=8, d_ff=16, h=1, dropout=0.0, norm_first=True)
 layer = tiny.encoder.layers[0]
-look, think = layer.self_attn, layer.feed_forward
+attn, ff = layer.self_attn, layer.feed_forward
 source = torch.tensor([[*to_ids(EXAMPLE), EOS]])  # (1, S)
 
 x = tiny.src_embed(source)[0]  # (S, D)
 normed = layer.sublayer[0].norm(x)
-query, key, value = look.project_query(normed), look.project_key(normed), look.project_value(normed)
+query, key, value = attn.project_query(normed), attn.project_key(normed), attn.project_value(normed)
 scores = query @ key.T / 8**0.5  # (S, S)
 weights = scores.softmax(-1)
-found = look.project_output(weights @ value)  # (S, D)
-between = x + found
-hidden = think.expand(layer.sublayer[1].norm(between)).relu()  # (S, F)
-worked = think.contract(hidden)  # (S, D)
-output = between + worked
+mixed = attn.project_output(weights @ value)  # (S, D)
+between = x + mixed
+hidden = ff.expand(layer.sublayer[1].norm(between)).relu()  # (S, F)
+narrowed = ff.contract(hidden)  # (S, D)
+output = between + narrowed
 torch.testing.assert_close(output, layer(tiny.src_embed(source))[0])
 
 
 # %%
-nearest = [F.normalize(rows, dim=-1) @ F.normalize(x, dim=-1).T for rows in (found, output)]
-own = [(cosines.argmax(-1) == torch.arange(6)).sum().item() for cosines in nearest]
-assert own == [1, 6]
-steps = [x, normed, scores, weights, found, between, hidden, worked, output]
+other = ~torch.eye(6, dtype=torch.bool)  # each row with each other
+cosines = [F.cosine_similarity(rows[:, None], rows, dim=-1) for rows in (x, mixed, output)]
+alike = [table[other].mean().item() for table in cosines]
+assert alike[1] > 0.7 and max(alike[0], alike[2]) < 0.1
+steps = [x, normed, scores, weights, mixed, between, hidden, narrowed, output]
 titled(
     opened(steps, [*EXAMPLE, "</s>"]),
-    "Attention mixes the tokens; the sums keep each one recognisable",
-    f"One encoder layer with random weights, a row for each token. By direction, {own[0]} of 6 rows "
-    f"of step 5 is nearest to its own row of step 1; of step 9 it is {own[1]} of 6.",
+    "Attention makes the tokens' rows alike; the sums keep them apart",
+    "One encoder layer with random weights, a row for each token. Mean cosine between two rows: "
+    f"{alike[0]:.2f} in step 1, {alike[1]:.2f} in step 5, {alike[2]:.2f} in step 9.",
 )
 
 # %% [markdown]
-# It looks at several letters at once, without a pattern: see step 4. So step 5 holds mixtures, and its six rows are hard to tell
-# apart. The residual connection saves them: step 6 is each token's own vector plus the mixture.
+# Each looks at several (step 4). So step 5 holds mixtures, and its rows are
+# nearly alike. The residual connection keeps them apart: step 6 is each token's own vector plus the mixture. (Mean cosines over 40
+# random layers: 0.24, 0.72, 0.38; without mixing 0.16 in step 5.)
 # The feed-forward layer then works on each row alone, and its ReLU sets half of step 7 to 0.
 #
 # ## Train it
@@ -547,8 +549,7 @@ def write_reversal(model: EncoderDecoder, source: Tensor) -> Tensor:
 
 def share_reversed(model: EncoderDecoder, length: int = 10, words: int = 1_000) -> float:
     """How many of so many new words the model reverses without a mistake, as a share."""
-    draw = torch.Generator().manual_seed(1_000)
-    source, target = reversals(words, (length, length), draw)
+    source, target = reversals(words, (length, length), torch.Generator().manual_seed(1_000))
     return (write_reversal(model, source) == target).all(dim=1).double().mean().item()
 
 
@@ -579,65 +580,62 @@ model, maps = fresh_model(), {}
 def look_on(step: int) -> None:
     """Now and then: what the model writes, and where its decoder looks."""
     if step in (0, 25, 50, 75, 100, 150, 200, 400, 800):
-        short, long = (reversed_by(model, word) for word in (EXAMPLE, LONG_WORD))
-        print(f"step {step:3}: {EXAMPLE} -> {short:8} {LONG_WORD} -> {long}")
+        pairs = [f"{word} -> {reversed_by(model, word):8}" for word in (EXAMPLE, LONG_WORD)]
+        print(f"step {step:3}:", *pairs)
         maps[step] = model.decoder.layers[0].src_attn.attn[0].mean(0)  # (T, S), of LONG_WORD
 
 
 losses = train_to_reverse(model, watch=look_on)
 right = share_reversed(model)
 print(f"new ten-letter words reversed without a mistake: {right:.1%}, last loss {losses[-1]:.4f}")
-assert right > 0.95
-assert (maps[800][:10].argmax(-1) == torch.arange(10).flip(0)).sum() >= 7  # the anti-diagonal
+assert right > 0.85 and (maps[800][:10].argmax(-1) == torch.arange(10).flip(0)).sum() >= 7
 titled(
     mirror_maps({f"step {step}": maps[step] for step in (0, 50, 100, 800)}, LONG_WORD),
     "An anti-diagonal appears: the last letter first",
-    "The decoder's cross-attention, mean of its four heads, as the model writes the ten letters "
-    "and </s>. Nobody told it where to look.",
+    "Cross-attention, mean of four heads, as the model writes ten letters and </s>.",
 )
 
 # %% [markdown]
-# `decaf` comes out right after 100 to 200 steps, and the answer's first letters are right first. (So it was in eight trainings of eight: after 70 steps the first letter
-# of eight was right in at least 97% of the words, the sixth in at most 43%.) The first letter to write stands beside `</s>` in the source. For each later one the model must look
-# one place further left, and in the last map it does.
+# `decaf` comes out right after 100 to 200 steps. The beginning and the end come first, the middle last: after 70 steps of four trainings, given what precedes,
+# the first of eight letters is right in at least 96% of the words, `</s>` in 90%, the sixth letter in at most 63%.
+# The first letter to write stands beside `</s>` in the source. For each later one the model must look
+# one place further left, and in nine of ten rows of the last map it does.
 #
 # ## One decoder layer opened
 #
 # > **In short.** The generator can read the vector after any sublayer. What would the model write there?
 #
-# The code below is `DecoderLayer.forward`, line by line, in the trained model. Each column is a moment of writing, named after the last token written.
+# The code is `DecoderLayer.forward`, line by line, in the trained model, for 500 words of ten letters.
 #
-# **Predict.** After which of the three sublayers does the model know the right letter?
+# **Predict.** Before cross-attention the model must guess, since only that sees the source. What is left for the feed-forward layer?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-source = torch.tensor([[*to_ids(EXAMPLE), EOS]])  # (1, S)
-target = torch.tensor([[BOS, *to_ids(EXAMPLE[::-1]), EOS]])  # (1, 1 + T)
-written, wanted = target[:, :-1], target[0, 1:]
+source, target = reversals(500, (10, 10), torch.Generator().manual_seed(5))
+written, wanted = target[:, :-1], target[:, 1:]  # (500, T)
 layer, causal = model.decoder.layers[0], subsequent_mask(written.size(1))
 with torch.no_grad():
     memory = model.encode(source)
-    start = model.tgt_embed(written)  # (1, T, D)
+    start = model.tgt_embed(written)  # (500, T, D)
     looked_back = layer.sublayer[0](start, lambda x: layer.self_attn(x, x, x, causal))
     looked_across = layer.sublayer[1](looked_back, lambda x: layer.src_attn(x, memory, memory))
     end = layer.sublayer[2](looked_across, layer.feed_forward)
     torch.testing.assert_close(end, layer(start, memory, None, causal))
-    vectors = torch.cat([start, looked_back, looked_across, end])  # (4, T, D)
-    shares = model.generator(model.decoder.norm(vectors)).softmax(-1)  # (4, T, V)
-guesses = shares.argmax(-1)  # (4, T)
-words = [[to_text([i]) or "</s>" for i in row] for row in guesses.tolist()]
-hits = (guesses == wanted).sum(1).tolist()
-assert max(hits[:2]) <= 3 and min(hits[2:]) >= 5
+    vectors = torch.stack([start, looked_back, looked_across, end])  # (4, 500, T, D)
+    hits = model.generator(model.decoder.norm(vectors)).argmax(-1) == wanted  # (4, 500, T)
+whole = hits.all(-1).double().mean(1).tolist()  # words without a mistake
+assert max(whole[:2]) < 0.01 < whole[2] <= whole[3] and hits[2, :, :10].double().mean() > 0.9
 titled(
-    guess_map(shares[:, range(len(wanted)), wanted], words, ["<s>", *EXAMPLE[::-1]]),
-    "Cross-attention brings the letter",
-    "In each cell the token that the generator would write next. "
-    f"Right, of six, from top to bottom: {', '.join(map(str, hits))}.",
+    stage_map(hits.double().mean(1)),
+    "Cross-attention brings the letters, feed-forward corrects the rest",
+    "The share of 500 words in which the generator would write the right token. "
+    f"Whole words right, from top to bottom: {', '.join(f'{share:.0%}' for share in whole)}.",
 )
 
 # %% [markdown]
-# After cross-attention, and hardly before. Up to then the vector holds only what was written and where it stands, so the model can but guess. Cross-attention finds
-# the place in the source, and its values carry the letter. The feed-forward layer changes little here. Is it needed at all?
+# Yes: where to stop. After cross-attention nearly all letters are right, but the end of only half of the words; after feed-forward, of all.
+# (Of words with four to eight letters 96 to 98% are right before it. Trainings differ: in four, 47 to 98% of the ten-letter words are.)
+# The model *uses* its feed-forward layer. Does it *need* it?
 #
 # ## Take one part out
 #
@@ -669,13 +667,16 @@ def without(*parts: str, seed: int = 0) -> EncoderDecoder:
         for connection in (*encoder.sublayer, *decoder.sublayer):
             connection.forward = lambda x, sublayer, norm=connection.norm: sublayer(norm(x))
     if "LayerNorms" in parts:
-        for norm in [part for part in model.modules() if isinstance(part, LayerNorm)]:
+        for norm in [module for module in model.modules() if isinstance(module, LayerNorm)]:
             norm.forward = lambda x: x
-    looks = [encoder.self_attn], [decoder.self_attn], [decoder.src_attn]
-    thinks = [encoder.feed_forward, decoder.feed_forward]
-    for part, sublayers in zip(SUBLAYERS, (*looks, thinks), strict=True):
-        for sublayer in sublayers:
-            sublayer.forward = nothing if part in parts else sublayer.forward
+    if "encoder self-attention" in parts:
+        encoder.self_attn.forward = nothing
+    if "decoder self-attention" in parts:
+        decoder.self_attn.forward = nothing
+    if "cross-attention" in parts:
+        decoder.src_attn.forward = nothing
+    if "feed-forward" in parts:
+        encoder.feed_forward.forward = decoder.feed_forward.forward = nothing
     return model
 
 
@@ -684,51 +685,54 @@ def without(*parts: str, seed: int = 0) -> EncoderDecoder:
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-part = "causal mask"  # or any other of PARTS
-lacking = without(part)
-losses = train_to_reverse(lacking)
-print(f"without {part}: last loss {losses[-1]:.4f}; {EXAMPLE} -> {reversed_by(lacking, EXAMPLE)!r}")
-assert part != "causal mask" or (losses[-1] < 0.01 and share_reversed(lacking) == 0)
+for parts, steps in ((["causal mask"], 800), (["causal mask", "cross-attention"], 300)):
+    lacking = without(*parts)  # try any other of PARTS
+    losses = train_to_reverse(lacking, steps)
+    answer = f"{EXAMPLE} -> {reversed_by(lacking, EXAMPLE)!r}"
+    print(f"without {' and '.join(parts)}: last loss {losses[-1]:.4f}, {answer}")
+    assert losses[-1] < 0.01 and share_reversed(lacking) == 0
 
 # %% [markdown]
 # The loss goes to 0, and not one word comes out right. The model cheats: the letter that position t must give stands at t + 1 of what it reads, and
-# without the mask it copies it from there. It never needed the source. When it writes for itself, nothing stands at t + 1 yet.
-# All words were new, so this is no overfitting: the loss measured another task than ours.
-# When a loss is too good, look at the output.
+# without the mask it copies it from there. It doesn't even need the source, as the second training shows. When it writes for itself, nothing stands at t + 1 yet.
+# So the loss measured another task than ours. When a loss is too good, look at the output.
 #
-# Now all parts, each in three trainings of 800 steps. ("Several heads" leaves one head, as wide as the four together.) Where neither nearly all words come out right nor nearly none, the worst
-# training gets 1,600 steps: a part that only makes learning faster isn't the same as one without which the model fails.
+# Now all parts, each in three trainings of 800 steps. ("Several heads" leaves one head, as wide as the four together.) Where only some words come out right, the worst
+# training gets 1,600 steps: does the model fail, or learn more slowly?
 #
 # **Predict.** A model without positions sees its source as a bag of letters. What share of the four-letter words can it reverse at most?
 
 # %%
 runs = load_record("parts-reversal")["runs"]
-found = [run["right"]["4"] for run in runs if run["without"] == ["positions"]]
-print(f"four letters without positions: {min(found):.1%} to {max(found):.1%} of the words right")
-assert max(found) < 715 / 10_000 + 0.02
+shares = [run["right"]["4"] for run in runs if run["without"] == ["positions"]]
+print(f"four letters without positions: {min(shares):.1%} to {max(shares):.1%} of the words right")
+assert max(shares) < 715 / 10_000 + 0.02
 
 # %% [markdown]
-# At most 7%. It gives one answer to each bag of letters, and of the words with the same letters at most one is right. There are
-# $\binom{13}{4} = 715$ bags and 10,000 words: 7.15%, and some tenths more or less in a sample of 1,000. The trainings reach this bound: they know the letters and guess their order.
+# At most 7.15% of all words. It gives one answer to each bag of letters, and of the words with the same letters at most one is right. There are
+# $\binom{13}{4} = 715$ bags and 10,000 words; a sample of 1,000 strays by about 0.8 points. The trainings reach this bound: they know the letters and guess their order.
 
 # %%
-alone = {part: [run["right"]["10"] for run in runs if run["without"] == [part]] for part in PARTS}
+longest = {(*run["without"], run["seed"]): run["right"]["10"] for run in runs}  # the last counts
+alone = {part: [longest[part, seed] for seed in range(3)] for part in PARTS}
+failing = [part for part in PARTS if max(alone[part]) == 0]
 spared = [part for part in PARTS if min(alone[part]) > 0.95]
-assert min(run["right"]["10"] for run in runs if run["without"] == spared) > 0.95  # at once
+assert min(longest[*spared, seed] for seed in range(3)) > 0.97  # all of them at once
+assert len(failing) == len(spared) == 3 and len(PARTS) == 9
 titled(
     parts_chart(runs),
-    f"{len(spared)} of {len(PARTS)} parts can be spared, even all {len(spared)} at once",
-    "Each dot is a training without that part. Left: of 1,000 new ten-letter words. Right: at the end.",
+    "Three parts are needed, three speed up learning, three aren't missed",
+    "A dot is a training without that part. Left: new ten-letter words; dashed: 95%.",
 )
 
 # %% [markdown]
-# - **Nothing works without** cross-attention, positions or the causal mask, and the losses tell three stories. Without cross-attention it stays near $\ln 10 = 2.30$: a guess among ten
-#   letters. Without positions the letters are known and the order is guessed. Without the mask it is as low as the best.
-# - **Three can be spared**, even together: LayerNorms, the decoder's self-attention, and the feed-forward layers. What is left is two attentions, positions and sums.
-#   Reversing moves letters and computes nothing from them, and a decoder that knows its place needn't read what it has written. This is a fact about an easy task and one layer;
-#   chapter 19 takes parts out of a translator.
-# - **Slower or worse without** residuals: 77% in the worst training, but 99.8% after 1,600 steps. One head is enough in two trainings; in the third it has 84%, then 88%.
+# - **Nothing works without** cross-attention, positions or the causal mask. Without cross-attention the loss stays near $\ln 10 = 2.30$: a guess among ten
+#   letters. Without the mask it is as low as the best.
+# - **Slower** without residuals: 77% in the worst training, but 99.8% after 1,600 steps. One head is enough in two trainings; the third reaches 84%, then 88%.
 #   Without the encoder's self-attention it is 32%, then 68%.
+# - **Not missed** are LayerNorms, the decoder's self-attention (95.3% in the worst training) and the feed-forward layers: the other parts learn to do without. With all three out, at least 97% of the words come out
+#   right. Two attentions, positions and sums are left.
+#   Reversing moves letters and computes nothing from them. Chapter 19 takes parts out of a translator.
 #
 # **Why the encoder looks around.** Even without self-attention each letter has its place, but not its distance from the end. Is that all that the encoder's
 # self-attention tells here? **Predict.** If so, what happens without it when all words have ten letters?
@@ -736,8 +740,7 @@ titled(
 # %%
 same_length = without("encoder self-attention")
 train_to_reverse(same_length, steps=200, lengths=(10, 10))
-share = share_reversed(same_length)
-print("nearly all words right" if share > 0.95 else f"{share:.0%} right")
+print("nearly all words right" if share_reversed(same_length) > 0.95 else "many words wrong")
 
 # %% [markdown]
 # Nearly all words come out right, after a quarter of the steps. Where the length is known, nobody needs to tell it.
@@ -777,8 +780,8 @@ runs_on(DecoderLayer=DeafDecoderLayer)
 #
 # - The paper's formulas have no biases in the attention projections (chapter 2), and its code none in the generator. Ours has both.
 # - We also use dropout on attention weights and inside the feed-forward layer, as the paper's later code and `nn.Transformer` do.
-#   `make_model` hands `dropout` to every part: a factory that forgets the attention stays random at `dropout=0.0`.
-# - `nn.Transformer` puts a final LayerNorm on both stacks even in post-norm, where the paper has none. Without these two, outputs and gradients of the whole model agree with ours.
+#   `make_model` hands `dropout` to every part: if it forgot the attention, a model with `dropout=0.0` would stay random.
+# - `nn.Transformer` puts a final LayerNorm on both stacks even in post-norm, where the paper has none. Without these two, it agrees with ours (the tests compare outputs and gradients).
 #
 # ## Exercises
 #

@@ -55,20 +55,17 @@ def mirror_maps(maps: Mapping[str, Tensor], word: str) -> alt.ConcatChart:
     )
 
 
-def guess_map(
-    shares: Tensor, guesses: Sequence[Sequence[str]], written: Sequence[str]
-) -> alt.LayerChart:
-    """`guesses` after each sublayer of a decoder layer; `shares` (4, T) are p of the right one."""
+def stage_map(shares: Tensor) -> alt.LayerChart:
+    """How often a decoder layer is right, `shares` (4, T): a row after each sublayer, by place."""
     stages = ("letter + position", "after self-attention", "after cross-attention")
     return heatmap(
-        shares,
+        shares.numpy().round(2),
         [*stages, "after feed-forward"],
-        written,
-        texts=guesses,
-        column_title="last token written",
-        value_title="p of the right one",
+        [*map(str, range(1, shares.size(1))), "</s>"],
+        column_title="token of the answer",
+        value_title="right",
         domain=(0, 1),
-        cell=(60, 34),
+        cell=(42, 34),
     )
 
 
@@ -91,7 +88,8 @@ def parts_chart(runs: Sequence[Mapping]) -> alt.HConcatChart:
     base = alt.Chart(rounded(frame)).mark_circle(size=75, opacity=0.7, aria=False)
     base = base.encode(colored("steps", colors, legend=legend))
     base = base.properties(width=215, height=alt.Step(26))
-    right = base.encode(
+    line = alt.Chart(pd.DataFrame({"right": [0.95]})).mark_rule(strokeDash=[4, 3], aria=False)
+    right = line.encode(alt.X("right:Q")) + base.encode(
         alt.X("right:Q", title="words right").axis(format="%", values=[0, 0.25, 0.5, 0.75, 1]),
         row_axis("without", order, labelPadding=10),
     )
@@ -99,4 +97,8 @@ def parts_chart(runs: Sequence[Mapping]) -> alt.HConcatChart:
         alt.X("loss:Q", title="loss (log scale)").scale(type="log").axis(format="~g", tickCount=4),
         row_axis("without", order, labels=False),
     )
-    return alt.hconcat(right, loss, spacing=20)
+    fooled = frame[(frame["right"] == 0) & (frame["loss"] < 0.01)].head(1)
+    words = alt.Chart(rounded(fooled)).mark_text(align="left", dx=10)
+    words = words.encode(alt.X("loss:Q"), row_axis("without", order, labels=False))
+    words = words.encode(text=alt.value("low, but no word right"))
+    return alt.hconcat(right, loss + words, spacing=20)
