@@ -3,7 +3,8 @@
 #   PYTHON=python3.12        the interpreter that .venv is made with
 #   VENV=path                your own environment instead of .venv: used as it is, nothing is installed
 #   WORKERS=2                how many tests or notebooks run at once
-#   CHAPTERS=scripts/ch01_attention.py    the chapters that `make notebooks` executes
+#   CHAPTERS=scripts/ch01_attention.py    the chapters for `make notebooks` and `make workbook`
+#   FOLDER=build/workbook                 what `make lab` opens, if not the notebooks
 #   PRESET=sample CORPUS=sample           what `make train` trains; on what, if not the preset's own
 #   ARGS="--device cuda"     further options of `make train` and the tasks that make records
 
@@ -11,6 +12,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 CHAPTERS ?= $(sort $(wildcard scripts/ch[0-9][0-9]_*.py) \
   $(patsubst notebooks/%.ipynb,scripts/%.py,$(wildcard notebooks/ch[0-9][0-9]_*.ipynb)))
+FOLDER ?= notebooks
 PRESET ?= small
 NAME ?= table3
 
@@ -35,7 +37,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given given-run run browser check lint test audit notebooks book living colab address lab train ablate study records best gpu bench bench-decode translate clean
+.PHONY: help setup given given-run run browser check lint test audit notebooks workbook book living colab address lab train ablate study records best gpu bench bench-decode translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,6 +106,9 @@ notebooks: setup  ## bring pairs into step, execute the notebooks and store thei
 	printf '%s\n' $(CHAPTERS:scripts/%.py=notebooks/%.ipynb) | $(ONE_THREAD) xargs -n 1 -P $(WORKERS) \
 	  $(PY) -m scripts.book.execute
 
+workbook: setup  ## write the chapters with their central definitions left for you: build/workbook (keeps what you began)
+	@$(PY) -m scripts.book.workbook $(CHAPTERS)
+
 book: setup  ## build the site, docs/_build/html, from the stored notebooks (a minute or two)
 	$(PY) docs/build.py
 
@@ -121,8 +126,8 @@ export URL
 address: setup  ## set the series' public address: make address URL=https://… (an empty one takes it away)
 	$(PY) -m scripts.book.address "$$URL"
 
-lab: setup  ## open the notebooks in JupyterLab
-	$(PY) -m jupyter lab notebooks
+lab: setup  ## open the notebooks in JupyterLab (the workbook: FOLDER=build/workbook)
+	$(PY) -m jupyter lab $(FOLDER)
 
 train: $(CAN_RUN)  ## train a model: make train [PRESET=small] [CORPUS=multi30k] [ARGS="--device cuda"] (hours on a CPU)
 	$(PY) -m scripts.train --preset $(PRESET) $(if $(CORPUS),--corpus $(CORPUS)) $(ARGS)
@@ -164,6 +169,7 @@ translate: $(CAN_RUN)  ## translate German: make translate TEXT="Ein Hund läuft
 	@if [ -n "$$TEXT" ]; then printf '%s\n' "$$TEXT" | $(TRANSLATE); \
 	  else $(TRANSLATE) --input="$$FILE"; fi
 
-clean:  ## remove .venv and caches; runs/ stays
-	rm -rf .venv .pytest_cache .ruff_cache build dist docs/_build *.egg-info
+clean:  ## remove .venv and caches; runs/ and your build/workbook/ stay
+	rm -rf .venv .pytest_cache .ruff_cache dist docs/_build *.egg-info
+	find build -mindepth 1 -maxdepth 1 ! -name workbook -exec rm -rf {} + 2>/dev/null || true
 	find . -name __pycache__ -prune -exec rm -rf {} +

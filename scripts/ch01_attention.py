@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 1 · Attention
 #
-# After this chapter you can compute attention by hand, write it in a few lines of code, mask it safely, and train a head that learns where to look.
+# After this chapter you can compute attention by hand, write it in four lines, mask it safely, and show that a head finds by itself where to look.
 #
 # | | |
 # |---|---|
@@ -24,7 +24,7 @@
 # | Time | 25 minutes to read, 50 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 0 · Start here](ch00_start_here.ipynb) · [Chapter 2 · Multi-head attention](ch02_multi_head_attention.ipynb) |
 #
-# *If you read only three cells:* the table of *Attention by hand*, the code of *The same on one screen*, the maps of *A head that learns*.
+# *If you read only three cells:* the matrices of section 2, the code below them, the maps of section 6.
 
 # %% tags=["bootstrap"]
 import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
@@ -36,672 +36,578 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 
 # %%
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from scripts.book.charts import bars, heatmap, lines, panels, titled
-from scripts.book.exercises import check
-from scripts.book.figures.model import hand_chart, saturation_chart
+from scripts.book.charts import bars, lines, panels, titled
+from scripts.book.exercises import check, outcome
+from scripts.book.figures.model import matrices_chart, order_maps, saturation_chart
 from scripts.book.instruments import count_flops, influence, saved_bytes
+from scripts.corpora.reversal import BOS, EXAMPLE, LETTERS, PAD, to_ids
+
+torch.set_default_dtype(torch.float64)  # so that checks can ask for agreement to many digits
 
 # %% [markdown]
-# Letters as in [chapter 0](ch00_start_here.ipynb): $B$ sentences, $T$ words that *look*, $S$ words that are looked *at*. New are $d_k$, the
-# width of a query or key, $d_v$, the width of a value, and $n = T = S$, when a sentence looks at itself (*self-attention*).
+# Shapes: $B$ sequences, $T$ places that *look*, $S$ places that are looked *at*, $D$ the width of a token's vector, $d_k$ that of a query
+# or key, $d_v$ that of a value; $n = T = S$ when a sequence looks at itself (*self-attention*).
 
 # %% [markdown]
-# ## 1. Dot products measure similarity
+# ## 1. One question, five keys
 #
-# > **In short.** Multiply two lists of numbers entry by entry and add up. Agreement makes the sum large, disagreement makes it negative.
+# > **In short.** A place that looks asks a question (its *query*). Each place that is looked at has a *key*. Their dot
+# > product says how well they agree, and softmax makes shares of it.
 #
-# $$q \cdot k = \sum_{i=1}^{d_k} q_i k_i = \lVert q \rVert \, \lVert k \rVert \cos\theta, \qquad q, k \in \mathbb{R}^{d_k}$$
+# In chapters 1 to 5 we build a machine that writes a word backwards: *decaf* becomes *faced*. To write the first letter of *faced* it
+# must look at the last letter of *decaf*, as chapter 0's translator, for *basket*, must look near the end of the German sentence.
 #
-# where $\theta$ is the angle between them. With queries as rows of $Q$ and keys as rows of $K$, $QK^\top$ $(T, S)$ holds all dot products.
-# Six words have three made-up features: alive, toy, big.
+# Count the places of *decaf* from 0, and let the key of place $p$ be $(p, p^2)$. A query that wants place $m$ is $(2m, -1)$. Then
 #
-# **Predict.** Which has the largest dot product with *dog* (2, 0, 1): dog itself, *puppy* (2, 1, −1), or *horse* (2, 0, 2)?
+# $$q \cdot k = \sum_{i=1}^{d_k} q_i k_i = 2mp - p^2 = m^2 - (p - m)^2, \qquad q, k \in \mathbb{R}^{2}$$
+#
+# is largest where $p = m$. The five results are the query's *scores*. Softmax makes them positive and scales them to add up to 1:
+#
+# $$w_j = \operatorname{softmax}(s)_j = \frac{e^{s_j}}{\sum_{i=1}^{S} e^{s_i}}, \qquad s \in \mathbb{R}^{S}$$
+#
+# Before softmax, attention divides the scores by $\sqrt{d_k}$, here $\sqrt 2$. Section 3 says why.
+#
+# **Predict.** The first letter of *faced* asks for place 4: its query is (8, −1). Which five scores does it get? What is the weight of *f*?
 
 # %%
-words = ["dog", "puppy", "horse", "ball", "doll", "house"]
-alive_toy_big = [[2, 0, 1], [2, 1, -1], [2, 0, 2], [-1, 2, -1], [0, 2, -1], [-2, 0, 2]]
-features = np.array(alive_toy_big, dtype=np.float64)  # (6, 3)
-similarity = features @ features.T  # (6, 6)
-
-lengths = np.linalg.norm(features, axis=1)  # (6,)
-cosine = similarity / np.outer(lengths, lengths)  # (6, 6)
-print("most similar to dog by dot product:", words[similarity[0].argmax()])
-print("most similar to dog by angle:      ", words[cosine[0].argmax()])
-titled(
-    heatmap(similarity, words, words, value_title="dot product", scheme="diverging", digits=0),
-    "A dog is closest to a horse",
-    "Dot products of six hand-made vectors. In the first row the dog scores 5 with itself and 6 with the horse. "
-    "The puppy, small and half a toy, agrees with the doll as much as with the dog.",
-)
+query = [8, -1]
+by_hand = pd.DataFrame({"letter": list(EXAMPLE), "key": [(p, p * p) for p in range(5)]})
+by_hand["q · k"] = [query[0] * key[0] + query[1] * key[1] for key in by_hand["key"]]
+by_hand["÷ √2"] = by_hand["q · k"] / math.sqrt(2)
+by_hand["exp"] = [math.exp(score) for score in by_hand["÷ √2"]]
+by_hand["weight"] = by_hand["exp"] / by_hand["exp"].sum()
+by_hand.round(2)
 
 # %% [markdown]
-# **Pitfall.** *A dot product is not the cosine.* It also rewards length, and the horse's vector is long. Attention keeps
-# the plain dot product, so length makes a score larger, up or down.
+# The scores are 0, 7, 12, 15 and 16, and *f* gets 0.64. Its neighbour *a* still gets 0.32. A query twice as long doubles every score,
+# and *f* gets 0.80: in a dot product length counts.
+#
+# PyTorch first subtracts the largest score from all, so that no exponential overflows. The weights stay the same: $e^{s+c} = e^c e^s$,
+# and $e^c$ cancels.
 
 # %% [markdown]
-# ## 2. Softmax turns scores into shares
+# ## 2. All five questions at once
 #
-# > **In short.** Scores can be any numbers. Softmax makes them positive and scales them to add up to 1.
-#
-# $$\operatorname{softmax}(s)_j = \frac{e^{s_j}}{\sum_{m=1}^{S} e^{s_m}}, \qquad s \in \mathbb{R}^{S}$$
-#
-# Adding the same $c$ to every score changes nothing, because $e^{s+c} = e^c e^s$ and $e^c$ cancels. So we may subtract the largest score
-# first, and no exponential can overflow.
-
-
-# %%
-def softmax_numpy(scores: np.ndarray) -> np.ndarray:
-    """Softmax over the last axis: positive numbers (..., S) that sum to 1."""
-    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))  # (..., S), the largest is 1
-    return powers / powers.sum(axis=-1, keepdims=True)
-
-
-# %%
-scores = np.array([0.0, 2.0, 1.0])
-by_hand = [math.exp(s) / (math.exp(0) + math.exp(2) + math.exp(1)) for s in scores]
-np.testing.assert_allclose(softmax_numpy(scores), by_hand)
-np.testing.assert_allclose(softmax_numpy(scores + 1000), by_hand)  # a shift changes nothing
-
-with np.errstate(all="ignore"):  # as the formula is written: e^1000 is too large for a float64
-    assert np.isnan(np.exp(scores + 1000) / np.exp(scores + 1000).sum()).all()
-print("softmax(0, 2, 1) =", softmax_numpy(scores).round(4))
-
-# %% [markdown]
-# **Pitfall.** *Softmax as the formula is written* computes ∞/∞ for large scores, which is NaN.
-
-# %% [markdown]
-# ## 3. Attention by hand
-#
-# > **In short.** Each word asks a question (its *query*). Each word holds up a sign (its *key*). If question and sign agree, the asker
-# > takes a large share of what that word has to give (its *value*).
+# > **In short.** Two matrix products with a softmax between them: compare, take shares, mix.
 #
 # $$\operatorname{Attention}(Q, K, V) = \operatorname{softmax}\!\left(\frac{QK^\top}{\sqrt{d_k}}\right) V$$
 #
 # | | shape | each row |
 # |---|---|---|
-# | $Q$ | $(T, d_k)$ | the query of a word that looks |
-# | $K$, $V$ | $(S, d_k)$, $(S, d_v)$ | the key and the value of a word that is looked at |
-# | softmax | $(T, S)$ | the weights of a word that looks; they sum to 1 |
-# | result | $(T, d_v)$ | that word's mix of values |
+# | $Q$ | $(T, d_k)$ | a query |
+# | $K$, $V$ | $(S, d_k)$, $(S, d_v)$ | a key, and a *value*: what the place has to give |
+# | softmax | $(T, S)$ | the weights of one query; they sum to 1 |
+# | result | $(T, d_v)$ | the query's mix of values |
 #
-# In *a red ball*, a word's key says what kind of word it is, and its query what kind it looks for: *ball* looks for an adjective. The value
-# says what the thing looks like. Here $d_k = 4$.
+# Place $t$ of *faced* wants place $4 - t$ of *decaf*. Here a value is a 1 at its own letter.
 
 # %%
-phrase = ["a", "red", "ball"]
-#        article, adjective, noun, singular
-queries = [[1, 0, 2, 1], [0, 1, 3, 1], [0, 2, 1, 1]]  # (3, 4)
-keys = [[2, 0, 0, 1], [0, 2, 0, 1], [0, 0, 2, 1]]  # (3, 4)
-#       redness, roundness
-values = [[0, 0], [4, 0], [0, 4]]  # (3, 2)
+places = torch.arange(5.0)
+K = torch.stack([places, places**2], dim=1)  # (S, d_k) = (5, 2)
+Q = torch.stack([2 * (4 - places), -torch.ones(5)], dim=1)  # (T, d_k) = (5, 2)
+decaf = torch.tensor([LETTERS.index(letter) for letter in EXAMPLE])  # 3, 4, 2, 0, 5
+V = F.one_hot(decaf, 6).double()  # (S, d_v) = (5, 6)
+weights = (Q @ K.T / math.sqrt(2)).softmax(dim=-1)  # (T, S) = (5, 5)
+mix = weights @ V  # (T, d_v) = (5, 6)
 
-# %%
-query = queries[2]  # ball's
-steps = pd.DataFrame({"key of": phrase})
-steps["q · k"] = [sum(a * b for a, b in zip(query, key, strict=True)) for key in keys]
-steps["÷ √4"] = steps["q · k"] / math.sqrt(4)
-steps["exp"] = [math.exp(s) for s in steps["÷ √4"]]
-steps["weight"] = steps["exp"] / sum(steps["exp"])
-steps["weight × redness"] = [w * v[0] for w, v in zip(steps["weight"], values, strict=True)]
-steps["weight × roundness"] = [w * v[1] for w, v in zip(steps["weight"], values, strict=True)]
-ball = [sum(steps["weight × redness"]), sum(steps["weight × roundness"])]
-
-print(f"ball's output: redness {ball[0]:.4f}, roundness {ball[1]:.4f}")
-steps.round(4)
-
-# %% [markdown]
-# *ball* went in as a round thing without a colour. It comes out as a *red* round thing.
-
-# %% [markdown]
-# ## 4. The same on one screen
-#
-# > **In short.** Two matrix products with a softmax between them.
-
-
-# %%
-def attention_numpy(
-    query: np.ndarray, key: np.ndarray, value: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Attention for query (T, d_k), key (S, d_k), value (S, d_v): output (T, d_v), weights (T, S)."""
-    scores = query @ key.T / math.sqrt(query.shape[-1])  # (T, S)
-    weights = softmax_numpy(scores)  # (T, S), each row sums to 1
-    return weights @ value, weights  # (T, d_v)
-
-
-# %% [markdown]
-# **Predict.** An output is a mix of the three values, with positive shares that sum to 1. In a plot of the values, where must it lie?
-
-# %%
-q, k, v = (np.array(rows, dtype=np.float64) for rows in (queries, keys, values))
-output, numpy_weights = attention_numpy(q, k, v)  # (3, 2), (3, 3)
-np.testing.assert_allclose(output[2], ball)  # the row that we did by hand
-
-assert np.allclose(numpy_weights.sum(axis=1), 1)
-print(
-    f"smallest weight {numpy_weights.min():.4f} > 0: each output lies inside the values' triangle"
-)
+assert torch.allclose(weights[0], torch.tensor(by_hand["weight"]))
+assert "".join(LETTERS[i] for i in mix.argmax(dim=-1)) == "faced"
 titled(
-    hand_chart(numpy_weights, v, output, phrase, ("redness", "roundness")),
-    "Attention can mix what is there; it cannot invent",
-    "Left: ball (bottom row) gives most of its attention to red. Right: every output lies inside the triangle "
-    "that the three values span.",
+    matrices_chart(Q, K, weights, V, mix, asking=list("faced"), asked=list(EXAMPLE)),
+    "Row by row, the largest share spells faced",
+    "Above: five queries times five keys. Below: shares of each row, times the values. The first row is "
+    "the one that we did by hand. Attention mixes what is there: no row has any b.",
+    wrap=105,
+)
+
+# %% [markdown]
+# **Your turn.** Write these steps, for any leading dimensions (a batch). Four lines do. The mask is for section 4.
+
+
+# %% tags=["yours"]
+def plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """softmax(QKᵀ/√d_k)·V for query (..., T, d_k), key (..., S, d_k), value (..., S, d_v).
+
+    Where the boolean `mask`, which broadcasts to (..., T, S), is False, the score becomes −∞.
+    Returns the output (..., T, d_v) and the weights (..., T, S).
+    """
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))  # (..., T, S)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)  # e^−∞ = 0: no weight
+    weights = scores.softmax(dim=-1)  # (..., T, S), each row sums to 1
+    return weights @ value, weights  # (..., T, d_v)
+
+
+# %%
+torch.manual_seed(1)
+inputs = [torch.randn(2, *shape) for shape in ((3, 4), (5, 4), (5, 6))]  # B = 2, T = 3, S = 5
+allowed = torch.rand(2, 3, 5) > 0.4
+allowed[..., 0] = True
+
+cases = [([x[0] for x in inputs], allowed[0]), ([x[None] for x in inputs], allowed)]
+cases += [(inputs, mask) for mask in (None, allowed, allowed[:1], allowed[:, :1])]
+for qkv, mask in cases:
+    output, weights = plain_attention(*qkv, mask)
+    assert torch.allclose(weights.sum(-1), torch.ones(3)), "softmax over keys: rows sum to 1"
+    expected = F.scaled_dot_product_attention(*qkv, attn_mask=mask)
+    assert torch.allclose(output, expected), "not PyTorch's: √d_k? True means *may look*?"
+none = plain_attention(*inputs, torch.zeros_like(allowed))[1]  # nothing is allowed
+assert none.isnan().all(), "fill with −∞, not with a large number: then this is 0/0, NaN"
+print("output (B, T, d_v):", tuple(output.shape), " weights (B, T, S):", tuple(weights.shape))
+
+# %% [markdown]
+# ## 3. Why divide by $\sqrt{d_k}$
+#
+# > **In short.** A sum of many random products spreads widely. Divided by its spread, it leaves some weight to every key, and every query
+# > something to learn.
+#
+# If the entries of $q, k \in \mathbb{R}^{d_k}$ are independent with mean 0 and variance 1, so are the products $q_i k_i$. Their
+# variances add up: $q \cdot k$ has variance $d_k$ and spread (standard deviation) $\sqrt{d_k}$, 22.6 at $d_k = 512$ (§3.2.1, footnote 4).
+#
+# We stretch section 1's scores to other spreads; where the chart is live, move the slider.
+#
+# **Predict.** At a spread of 1, *f* gets 0.38 and *a* 0.32. What do they get at 22.6?
+
+# %%
+unit = torch.tensor(by_hand["q · k"], dtype=torch.float64)  # 0, 7, 12, 15, 16
+unit = (unit - unit.mean()) / unit.std(correction=0)  # spread 1
+even, sharp = unit.softmax(-1), (unit * 22.6).softmax(-1)
+assert even[-1] < 0.4 and sharp[-1] > 0.97
+titled(
+    saturation_chart(unit, list(EXAMPLE), spread=22.6),
+    "At a spread of 22.6 one letter takes 98%",
+    "Softmax of five scores, stretched to the slider's spread. At a spread of 1, f gets 38%.",
+)
+
+# %% [markdown]
+# At 22.6, *f* gets 0.98 and *a* 0.02: softmax is *saturated*. Its derivative is
+#
+# $$\frac{\partial w_i}{\partial s_j} = w_i\,(\mathbb{1}[i = j] - w_j)$$
+#
+# With one weight near 1 all these are near 0. But on its way to the query the gradient is multiplied by the keys, undivided 22.6 times as
+# strongly. So we measure it at the query: 200 random questions, each to 16 places.
+#
+# Queries and keys are made by learned matrices, $x W^Q$ and $x W^K$. With Xavier's start, which this series uses, the entries of a $(D, D)$
+# matrix have variance $1/D$; with that of `nn.Linear`, $1/(3D)$.
+#
+# **Predict.** Undivided, does a query get more gradient, or less?
+
+# %%
+torch.manual_seed(0)
+x_query, x_key, value, pull = (torch.randn(200, n, 512) for n in (1, 16, 16, 1))
+little, measured, curves = "queries under 1/10 of the mean", {}, []
+for start, fill in {"Xavier": nn.init.xavier_uniform_, "nn.Linear": nn.Identity()}.items():
+    W_Q, W_K = (fill(nn.Linear(512, 512).weight.detach()) for _ in range(2))
+    q, k = F.linear(x_query, W_Q).requires_grad_(), F.linear(x_key, W_K)
+    for name, root in {"undivided": 1, "divided by √d_k": math.sqrt(512)}.items():
+        scores = q @ k.mT / root  # (200, 1, 16)
+        (at_query,) = torch.autograd.grad(scores.softmax(-1) @ value, q, pull)
+        sizes = at_query.norm(dim=-1).flatten().sort().values  # (200,)
+        row = {"spread": scores.detach().std(), "mean gradient": sizes.mean()}
+        measured[f"{start}, {name}"] = row | {little: (sizes < sizes.mean() / 10).sum()}
+        share = {"query, sorted": range(200), "gradient ÷ mean": sizes / sizes.mean()}
+        curves.append(pd.DataFrame(share | {"scores": name}))
+measured = pd.DataFrame(measured).T.astype(float).round(2)
+
+starved = measured[little].tolist()
+assert (abs(measured["spread"] / [math.sqrt(512), 1, math.sqrt(512) / 3, 1 / 3] - 1) < 0.06).all()
+assert starved[0] > 100 and starved[2] > 40 and starved[1] == starved[3] == 0
+measured
+
+# %%
+titled(
+    lines(pd.concat(curves[:2]), "query, sorted", "gradient ÷ mean", "scores", height=200),
+    "Undivided, most queries get almost no gradient; divided, all get some",
+    "Xavier's start. The gradient's size at 200 queries, sorted, as a multiple of its mean.",
+)
+
+# %% [markdown]
+# The mean is larger: a few queries get huge gradients. With Xavier's start 120 of 200 get under a tenth of it; divided, none does. Dividing
+# makes the gradient even, not large.
+#
+# With PyTorch's start the divided scores spread by only 1/3: nearly a plain average.
+
+# %% [markdown]
+# ## 4. Masks: who may look at whom
+#
+# > **In short.** A mask is a table of yes and no: rows look, columns are looked at. **True means allowed.** Elsewhere the score is −∞, and
+# > $e^{-\infty} = 0$.
+#
+# **The padding mask** hides the pad tokens, id 0, that fill up short words of a batch. One row serves all queries: $(B, 1, S)$.
+#
+# **The causal mask.** In training, a decoder is given the whole target, but place $i$ may look only at places $0 \dots i$: $(1, T, T)$. It
+# may see *itself*, for it predicts the letter *after* it.
+#
+# **Your turn.** Write both, a line each.
+
+
+# %% tags=["yours"]
+def padding_mask(ids: Tensor, pad: int = 0) -> Tensor:
+    """Mask of real tokens: ids (B, S) to a boolean (B, 1, S), True where the token is not `pad`."""
+    return (ids != pad).unsqueeze(-2)
+
+
+def subsequent_mask(size: int, device: torch.device | None = None) -> Tensor:
+    """Causal mask: position i may look at positions 0..i and at nothing later (§3.2.3).
+
+    Returns a boolean (1, size, size) on `device`, True where attention is allowed.
+    """
+    return torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
+
+
+# %%
+faced, dab = [BOS, *to_ids("faced")], [BOS, *to_ids("dab"), PAD, PAD]
+targets = torch.tensor([faced, dab])  # (B, T) = (2, 6)
+pads, causal = padding_mask(targets), subsequent_mask(6)  # (2, 1, 6), (1, 6, 6)
+hidden = nn.Transformer.generate_square_subsequent_mask(6).isinf()  # PyTorch's: −∞ where hidden
+
+assert pads.dtype == causal.dtype == torch.bool, "True and False, not numbers"
+assert pads.tolist() == [[[True] * 6], [[True] * 4 + [False] * 2]], "True for real tokens"
+assert torch.equal(padding_mask(targets, BOS)[:, 0], targets != BOS), "`pad` may be another id"
+assert torch.equal(causal, ~hidden.unsqueeze(0)), "place i sees 0 to i, itself too"
+assert subsequent_mask(2, device="meta").device.type == "meta", "made on `device`"
+
+tokens = ["<s>", *"dab", "<pad>", "<pad>"]
+shown = {"padding": pads[1].expand(6, 6), "causal": causal[0], "joined by &": (pads & causal)[1]}
+titled(
+    panels(shown, tokens, tokens, cell=28),
+    "A padding mask hides columns, a causal mask hides the future",
+    "The target dab in a batch with faced. Joined, each place sees the real tokens up to itself.",
     wrap=95,
 )
 
 # %% [markdown]
-# PyTorch adds gradients, and leading dimensions for batches. The rest of the series uses this function:
-
+# Does a mask really hide? If output $i$ doesn't depend on input $j$, its derivative by it is exactly 0. `influence(f, x)` gives the size
+# of this derivative for all pairs.
+#
+# **Predict.** A *query* that is a pad still looks at letters. Can what it sees reach a real place?
 
 # %%
+torch.manual_seed(2)
+x = torch.randn(6, 4)  # the six tokens of dab's row; query, key and value are all x
+assert (influence(lambda x: plain_attention(x, x, x)[0], x) > 0).all()  # everyone sees everyone
+for mask in (causal[0], pads[1].expand(6, 6)):
+    depends = influence(lambda x, mask=mask: plain_attention(x, x, x, mask)[0], x) > 0  # (6, 6)
+    assert torch.equal(depends, mask | torch.eye(6).bool())  # a query depends on itself
+reaches = depends[pads[1, 0]][:, ~pads[1, 0]]  # from pads to real places: (4, 2)
+print("a real place depends on a pad:", reaches.any().item())
+
+# %% [markdown]
+# It can't: as a key the pad is hidden, in every layer, and the loss skips it (chapter 6). So pad queries may stay unmasked.
+# Compare `influence` with the table that you *meant*, and it finds `triu` for `tril`, or True for "hide", as in `nn.MultiheadAttention`.
+
+# %% [markdown]
+# ## 5. A case: everything is NaN
+#
+# > **In short.** A row that may look at nothing divides 0 by 0. It should give zeros, and no gradient.
+#
+# **Symptom.** A training runs well; then the loss is NaN, and stays so. One word of that batch is filled up on the *left*:
+# `<pad> <pad> f a`. **Suspects:** the learning rate, large numbers, the mask. **Instrument:** look for the first NaN, layer by layer.
+#
+# **Predict.** Padding and causal mask are joined. Which rows are NaN after one layer, and which after two?
+
+# %%
+left = torch.tensor([[PAD, PAD, *to_ids("fa")]])  # (1, 4)
+left_mask = (padding_mask(left) & subsequent_mask(4))[0]  # (4, 4)
+torch.manual_seed(4)
+x = torch.randn(4, 8)
+for layer in (1, 2):
+    x, _ = plain_attention(x, x, x, left_mask)
+    print(f"after layer {layer}: NaN in rows", x.isnan().any(-1).nonzero().flatten().tolist())
+
+# %% [markdown]
+# **Culprit.** After one layer rows 0 and 1 are NaN: they may look at nothing, and their shares are 0/0. After two layers all rows are, for
+# a weight of 0 times a value of NaN is NaN.
+#
+# **Pitfall.** The usual cure is −10⁹ instead of −∞.
+#
+# **Predict.** What does it put into row 0?
+
+# %%
+torch.manual_seed(4)
+left_scores = torch.randn(4, 4)
+eye = torch.eye(4)
+filled = {
+    "filled with −1e9": left_scores.masked_fill(~left_mask, -1e9).softmax(-1),
+    "filled with −∞": left_scores.masked_fill(~left_mask, -math.inf).softmax(-1),
+    "PyTorch": F.scaled_dot_product_attention(left_scores, eye, eye, left_mask, scale=1.0),
+}
+uniform, undefined, empty = (weights[:2] for weights in filled.values())
+assert (uniform == 0.25).all() and undefined.isnan().all() and (empty == 0).all()
+
+left_tokens = ["<pad>", "<pad>", "f", "a"]
+titled(
+    panels(filled, left_tokens, left_tokens, cell=44, domain=(0, 1), value_title="weight"),
+    "−1e9 makes an empty row look at everything, −∞ makes it NaN",
+    "Rows 0 and 1 may look at nothing. Left: plain averages, over pads and the forbidden future. "
+    "Middle: 0/0. Right: zeros, as scaled_dot_product_attention gives. The other rows agree.",
+    wrap=95,
+)
+
+# %% [markdown]
+# All scores of row 0 are equal, so each gets 1/4: it looks at pads and into the future, silently. (The Annotated Transformer fills with
+# −10⁹; in float16 PyTorch refuses to.) `F.scaled_dot_product_attention` gives zeros; `nn.MultiheadAttention`, asked for weights, gives NaN.
+#
+# **Your turn.** Write a softmax whose empty rows are 0, and `attention`, which the rest of the series uses. A trick: fill a second time,
+# *after* the softmax. What `masked_fill` fills gets no gradient, so NaN gets neither forwards nor back.
+
+
+# %% tags=["yours"]
+def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Softmax over the last dimension of `scores` (..., T, S) that sees only allowed positions.
+
+    `mask` broadcasts to `scores`: boolean (True = allowed), or a float that is added (−inf = never).
+    A row with nothing to attend to gives zeros, and zero gradients, never NaN. A NaN among the
+    allowed scores stays NaN: it is a bug elsewhere.
+    Raises TypeError for an integer mask, which could mean either.
+    """
+    if mask is None:
+        return scores.softmax(dim=-1)
+    if mask.is_floating_point():
+        scores, mask = scores + mask, mask > -math.inf
+    elif mask.dtype != torch.bool:
+        raise TypeError(f"a mask is boolean (True = allowed) or float (added), not {mask.dtype}")
+    weights = scores.masked_fill(~mask, -math.inf).softmax(dim=-1)  # an empty row is NaN
+    return weights.masked_fill(~mask, 0.0)
+
+
 def attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout=None
 ) -> tuple[Tensor, Tensor]:
     """Scaled dot-product attention, softmax(QKᵀ/√d_k)·V (§3.2.1, equation 1).
 
     query (..., T, d_k), key (..., S, d_k), value (..., S, d_v); `mask` as in `masked_softmax`.
-    Returns the output (..., T, d_v) and the weights (..., T, S) as they were before `dropout`.
+    `dropout`, a function (chapter 2), changes the weights that mix the values. Returns the
+    output (..., T, d_v) and the weights (..., T, S) as they were before `dropout`.
     """
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))  # (..., T, S)
-    weights = masked_softmax(scores, mask)  # (..., T, S), each row sums to 1
+    weights = masked_softmax(scores, mask)  # (..., T, S), each row sums to 1, or to 0
     kept = weights if dropout is None else dropout(weights)  # (..., T, S)
     return kept @ value, weights  # (..., T, d_v)
 
 
-# %% [markdown]
-# Section 6 explains the masks of `masked_softmax`, section 7 its last two lines. Dropout comes in chapter 2.
-
-
-# %%
-def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Softmax over the last dimension of `scores` (..., T, S) that sees only allowed positions.
-
-    `mask` broadcasts to `scores`: boolean (True = allowed), or a float that is added (−inf = never).
-    A row with nothing to attend to gives zeros, and zero gradients, never NaN.
-    Raises TypeError for an integer mask, which could mean either.
-    """
-    if mask is None:
-        return scores.softmax(dim=-1)
-    if mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -math.inf)
-        empty = ~mask.any(dim=-1, keepdim=True)  # (..., T, 1)
-    elif mask.is_floating_point():
-        scores = scores + mask
-        empty = (mask == -math.inf).all(dim=-1, keepdim=True)  # (..., T, 1)
-    else:
-        raise TypeError(f"a mask is boolean (True = allowed) or float (added), not {mask.dtype}")
-    weights = scores.masked_fill(empty, 0.0).softmax(dim=-1)  # (..., T, S)
-    return weights.masked_fill(empty, 0.0)
-
-
-# %% [markdown]
-# We compare `attention` with NumPy and PyTorch, gradients included:
-
-# %%
-torch.manual_seed(1)
-shapes = ((2, 3, 4), (2, 5, 4), (2, 5, 6))  # (B, T, d_k), (B, S, d_k), (B, S, d_v)
-inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-ours, weights = attention(*inputs)
-theirs = F.scaled_dot_product_attention(*inputs)
-
-torch.testing.assert_close(ours, theirs)
-pull = torch.randn_like(ours)  # a random weight for each entry of the output
-slopes = [torch.autograd.grad((result * pull).sum(), inputs) for result in (ours, theirs)]
-torch.testing.assert_close(*slopes)
-for b in range(2):
-    expected, _ = attention_numpy(*(x[b].detach().numpy() for x in inputs))
-    np.testing.assert_allclose(ours[b].detach(), expected)
-print("output (B, T, d_v):", tuple(ours.shape), "weights (B, T, S):", tuple(weights.shape))
-
-# %% [markdown]
-# **Pitfall.** *Softmax over the wrong axis.* With `dim=-2` the queries compete for a key, not the keys for a query. The shapes fit.
-# Each **row** of the weights must sum to 1.
-
-# %%
-wrong = (inputs[0] @ inputs[1].mT / math.sqrt(4)).softmax(dim=-2)  # (B, T, S) too
-print("rows of the right weights sum to", weights[0].sum(-1).detach().numpy().round(4))
-print("rows of the wrong weights sum to", wrong[0].sum(-1).detach().numpy().round(4))
-
-# %% [markdown]
-# ## 5. Why divide by $\sqrt{d_k}$
-#
-# > **In short.** A sum of many random products spreads widely. Dividing by its spread keeps softmax from giving everything to one key.
-#
-# If the entries of $q, k \in \mathbb{R}^{d_k}$ are independent with mean 0 and variance 1, so are the products $q_i k_i$. Variances of
-# independent terms add up: $q \cdot k$ has variance $d_k$ and spread (standard deviation) $\sqrt{d_k}$. At $d_k = 512$ a typical score is
-# ±22.6 (§3.2.1, footnote 4).
-
-
-# %%
-def score_variance(d_k: int, samples: int = 10_000) -> float:
-    """Variance of q·k over random q, k of size `d_k`; theory says `d_k`."""
-    q, k = torch.randn(2, samples, d_k, dtype=torch.float64)
-    return (q * k).sum(-1).var().item()
-
-
-# %%
-torch.manual_seed(0)
-for d_k in (4, 64, 512):
-    assert abs(score_variance(d_k) / d_k - 1) < 0.1
-
-# %% [markdown]
-# A wide spread is bad because softmax *saturates*. The derivative of $w = \operatorname{softmax}(s)$ is
-#
-# $$\frac{\partial w_i}{\partial s_j} = w_i\,(\mathbb{1}[i = j] - w_j)$$
-#
-# If one weight is near 1 and the others near 0, all these derivatives are near 0. Then hardly any gradient reaches the scores, or the
-# queries and keys behind them. The sum of the diagonal, the *slope* $\sum_i w_i (1 - w_i)$, measures what gets through. We stretch four
-# scores of spread 1 by a growing factor.
-
-
-# %%
-def softmax_slope(weights: Tensor) -> Tensor:
-    """How strongly weights (..., S) react to scores, Σ w(1−w): 1 − 1/S if even, 0 if one-hot."""
-    return (weights * (1 - weights)).sum(-1)
-
-
-# %%
-unit = torch.tensor([3.0, 1.0, -1.0, -3.0], dtype=torch.float64) / math.sqrt(5)  # spread 1
-spread = torch.logspace(-1, 1.5, 51, dtype=torch.float64)  # 0.1 to 32
-stretched = (spread.unsqueeze(-1) * unit).softmax(-1)  # (51, 4)
-print("factor 1:   ", unit.softmax(-1).numpy().round(4))
-print("factor 22.6:", (22.6 * unit).softmax(-1).numpy().round(4))
-titled(
-    saturation_chart(spread, stretched, softmax_slope(stretched), wide=math.sqrt(512)),
-    "Softmax saturates: at spread 22.6 one key takes everything",
-    "Left: with spread 1 (first dashed line) all four keys get some weight; with spread 22.6 (second) "
-    "one gets all. Right: there the slope is 0, and no gradient reaches the scores.",
-    wrap=95,
-)
-
-# %% [markdown]
-# Now random queries and 16 keys, as in a fresh model, with scores divided in three ways:
-
-# %%
-torch.manual_seed(0)
-q = torch.randn(500, 1, 512, dtype=torch.float64)
-k = torch.randn(500, 16, 512, dtype=torch.float64)
-measured = {}
-for name, divisor in {"q · k": 1, "q · k / √d_k": math.sqrt(512), "q · k / d_k": 512}.items():
-    scores = (q @ k.mT)[:, 0] / divisor  # (500, 16)
-    weights = scores.softmax(-1)
-    row = {"spread": scores.std(), "largest weight": weights.amax(-1).mean()}
-    measured[name] = row | {"slope": softmax_slope(weights).mean()}
-measured = pd.DataFrame(measured).T.astype(float)
-
-assert abs(measured.spread["q · k"] / math.sqrt(512) - 1) < 0.05  # theory: 22.6
-assert abs(measured.spread["q · k / √d_k"] - 1) < 0.05  # theory: 1
-measured.round(2)
-
-# %% [markdown]
-# **Pitfall.** *Dividing by $d_k$* (last row). All weights are nearly 1/16 = 0.06: the head starts as a plain average. The slope per *score*
-# is the largest here, but the scores react 22.6 times less to queries and keys than in the row above. Notice it by the spread of a
-# *fresh* model's scores, which should be near 1.
-
-# %% [markdown]
-# ## 6. Masks: who may look at whom
-#
-# > **In short.** A mask is a table of yes and no: rows look, columns are looked at. A "no" sets that score to −∞, and $e^{-\infty} = 0$: no
-# > weight.
-#
-# Masks here are boolean, **True where attention is allowed**.
-#
-# **The padding mask.** Short sentences of a batch are filled up with a pad token, id 0, that no word may look at. Every query sees the same
-# keys, so one row is enough: $(B, 1, S)$.
-
-
-# %%
-def padding_mask(ids: Tensor, pad: int = 0) -> Tensor:
-    """Mask of real tokens: ids (B, S) to a boolean (B, 1, S), True where the token is not `pad`."""
-    return (ids != pad).unsqueeze(-2)
-
-
-# %% [markdown]
-# **The causal mask.** In training, a decoder is given the whole target sentence, but position $i$ may look only at positions
-# $0 \dots i$, not at the words that it predicts: $(1, T, T)$.
-
-
-# %%
-def subsequent_mask(size: int, device: torch.device | None = None) -> Tensor:
-    """Causal mask: position i may look at positions 0..i and at nothing later (§3.2.3).
-
-    Returns a boolean (1, size, size), True where attention is allowed.
-    """
-    return torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
-
-
-# %%
-sentence = ["<s>", "a", "red", "ball"]
-for i, row in enumerate(subsequent_mask(4)[0]):
-    seen = " ".join(word for word, allowed in zip(sentence, row, strict=True) if allowed)
-    then = (sentence + ["</s>"])[i + 1]
-    print(f"row {i}: {sentence[i]:>4} may look at  {seen:<15}  to predict  {then}")
-
-# %% [markdown]
-# A position may see *itself*: row $i$ predicts the word *after* word $i$.
-
-# %%
-ids = torch.tensor([[2, 7, 8, 9, 0, 0]])  # <s> a red ball <pad> <pad>: (B=1, S=6)
-pads = padding_mask(ids)  # (1, 1, 6)
-causal = subsequent_mask(6)  # (1, 6, 6)
-both = pads & causal  # (1, 6, 6)
-tokens = sentence + ["<pad>", "<pad>"]
-
-shown = {"padding": pads.expand(1, 6, 6)[0], "causal": causal[0], "both, joined by &": both[0]}
-titled(
-    panels(shown, tokens, tokens, cell=28),
-    "A padding mask hides columns, a causal mask hides the future",
-    "Joined, each position sees the real words up to itself.",
-)
-
-# %% [markdown]
-# Does a mask really hide? If output $i$ doesn't depend on input $j$, its derivative by that input is exactly 0. `influence(f, x)` gives
-# the size of this derivative for all pairs.
-
-# %%
-torch.manual_seed(2)
-x = torch.randn(6, 4, dtype=torch.float64)  # six tokens; query, key and value are all x
-
-assert (influence(lambda x: attention(x, x, x)[0], x) > 0).all()  # everyone sees everyone
-assert torch.equal(influence(lambda x: attention(x, x, x, causal[0])[0], x) > 0, causal[0])
-turned = influence(lambda x: attention(x, x, x, causal[0].mT)[0], x)
-assert turned.triu(1).any()  # the pitfall below is noticed
-
-# %% [markdown]
-# **Pitfall.** *The mask turned over.* Rows and columns are swapped, or True means "hide" to one function and "allow" to the next. Then the
-# answer can be copied from the input. Notice it with `influence`: nothing to the right of the diagonal may have a gradient.
-#
-# **Why pad *queries* may be left unmasked.** A pad asks too. But as a key it is hidden in every layer, and the loss skips its
-# prediction (chapter 6). So its answer never reaches a real word:
-
-# %%
-real = pads[0, 0]  # (6,): four real tokens, two pads
-padded = influence(lambda x: attention(x, x, x, pads[0])[0], x) > 0  # (6, 6)
-assert not padded[real][:, ~real].any()  # no real word depends on a pad
-assert padded[~real][:, real].all()  # the pads do look at real words
-
-# %% [markdown]
-# ## 7. The row that may look at nothing
-#
-# > **In short.** Nothing to look at, nothing seen: the output is zero.
-#
-# Such rows occur when pad queries are masked too, when a batch is padded on the *left* under a causal mask, and when a source sentence
-# is empty.
-#
-# **Predict.** In `<pad> <pad> a ball`, with a causal mask, rows 0 and 1 may look at nothing. Forbidden scores are usually set to −10⁹, or
-# to −∞, before the softmax. What does each put into row 0?
-
-# %%
-torch.manual_seed(4)
-left_mask = (padding_mask(torch.tensor([[0, 0, 7, 9]])) & subsequent_mask(4))[0]  # (4, 4)
-left_scores = torch.randn(4, 4, dtype=torch.float64)
-filled = {
-    "filled with −1e9": left_scores.masked_fill(~left_mask, -1e9).softmax(-1),
-    "filled with −∞": left_scores.masked_fill(~left_mask, -math.inf).softmax(-1),
-    "masked_softmax": masked_softmax(left_scores, left_mask),
-}
-for name, table in filled.items():
-    print(f"{name:>16}: row 0 is", table[0].numpy().round(4))
-    torch.testing.assert_close(table[2:], filled["masked_softmax"][2:])  # other rows agree
-
-# %%
-left_tokens = ["<pad>", "<pad>", "a", "ball"]
-titled(
-    panels(filled, left_tokens, left_tokens, cell=44, domain=(0, 1), value_title="weight"),
-    "Two rows that may look at nothing",
-    "Left: −1e9 makes them plain averages, over pads and over the forbidden future. "
-    "Middle: 0/0. Right: nothing allowed, nothing seen. The other rows agree.",
-    wrap=90,
-)
-
-# %% [markdown]
-# **Pitfall.** *Masking with −10⁹*, as The Annotated Transformer does. It fails in two ways:
-#
-# 1. **An empty row becomes uniform:** all its scores are equal.
-# 2. **Half precision.** The largest float16 is 65,504. PyTorch refuses to fill with −10⁹; in an added mask −10⁹ becomes −∞, and an empty
-#    row becomes NaN.
-#
-# After a bare −∞, `nan_to_num` (NaN becomes 0) repairs the output, but not always the gradient. So `masked_softmax` gives an empty row harmless
-# scores *before* the softmax and sets its weights to 0 after it (`gradcheck` compares with finite differences):
-
 # %%
 torch.manual_seed(6)
-small = [torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-empty_rows = attention(*small, left_mask)[0][:2]  # (2, 3)
+small = [torch.randn(2, 4, size, requires_grad=True) for size in (3, 3, 5)]  # query, key, value
+added = torch.randn(4, 4).masked_fill(~left_mask, -math.inf).requires_grad_()
+for mask in (None, left_mask, added):
+    inputs = small if mask is not added else [*small, added]
+    ours, weights = attention(*small, mask)
+    theirs = F.scaled_dot_product_attention(*small, attn_mask=mask)
+    assert torch.allclose(ours, theirs), "not PyTorch's output: scale, mask, or the empty rows?"
+    pull = torch.randn_like(ours)  # a random weight for each entry of the output
+    slopes = [torch.autograd.grad(result, inputs, pull) for result in (ours, theirs)]
+    assert all(map(torch.allclose, *slopes)), "not PyTorch's gradients: does NaN get back?"
 
-assert (empty_rows == 0).all()
-assert all((g == 0).all() for g in torch.autograd.grad(empty_rows.sum(), small))
-assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, left_mask)[0], small)
-assert masked_softmax(left_scores.half(), left_mask).isfinite().all()  # in half precision, too
+dropped, weights = attention(*small, left_mask, dropout=torch.triu)  # drops weights, too
+assert torch.allclose(dropped, weights.triu() @ small[2]), "`dropout` changes the weights"
+assert torch.allclose(weights[:, 2:].sum(-1), torch.ones(2, 2)), "returned: weights before dropout"
+usual, low = (masked_softmax(left_scores - shift, left_mask) for shift in (0, 1e6))
+assert torch.allclose(usual, low), "low scores, too: fill with −∞"
+assert masked_softmax(left_scores.half(), left_mask).isfinite().all(), "half precision, too"
+bug = masked_softmax(left_scores * math.nan, left_mask)[3, 2:]
+assert bug.isnan().all(), "don't hide real NaNs"
+refused = outcome(masked_softmax, left_scores, left_mask.long())  # the error's name
+assert refused == "TypeError", "an integer mask could mean either: raise TypeError"
+print("the same numbers and gradients as PyTorch's")
 
 # %% [markdown]
-# ## 8. A head that learns
+# ## 6. A head that learns where to look
 #
-# > **In short.** Nobody tells a head where to look. It is told the right answer, and the gradient teaches it where to look.
+# > **In short.** Nobody tells a head where to look. It is told the right letter, and the gradient does the rest.
 #
-# A model *learns* its queries and keys: each word has a vector $x$ of $D$ numbers, and two matrices $W^Q, W^K$ $(D, d_k)$ turn it into a
-# query $x W^Q$ or a key $x W^K$. Such a pair of matrices (chapter 2 adds a third, for values) is a **head**.
+# Now nothing is made by hand. Each letter and each place has a vector of $D = 32$ random numbers that never change, and a *head* has three
+# learned matrices:
 #
-# Our task is a dictionary: five German words look at their English translations, in another order, and each must find its own.
-# All word vectors are random and fixed, so at first a word and its translation have *nothing* in common.
+# - place $t$ of the answer asks with its own vector times $W^Q$;
+# - at place $p$ of the word, $x$ is its letter's vector plus the place's; key and value are $x W^K$ and $x W^V$;
+# - a learned *readout* turns the mix into ten scores, one for each letter.
 #
-# An English word's value has a single 1, at the word's own place. So the output is a share for each English word. The loss is
-# $-\ln w_y$, with $w_y$ the share of the right word $y$. By section 5, $\partial\,\text{loss} / \partial s_j = w_j - \mathbb{1}[j = y]$: a
-# step pushes the right word's score up and the others down.
+# The loss is cross-entropy: $-\ln$ of the share that softmax gives the right letter's score. Places appear nowhere in it.
 
 
 # %%
-def dictionary_task(sentences: int, vocab: int, length: int = 5) -> tuple[Tensor, Tensor]:
-    """Words asked for and words there, (B, S) each: the same words, all different, in two orders."""
-    there = torch.rand(sentences, vocab, dtype=torch.float64).argsort(-1)[:, :length]
-    return there[:, torch.randperm(length)], there
+class LetterHead(nn.Module):
+    """One head that writes five letters, each made of what it sees of a word of five letters."""
+
+    def __init__(self, d_model: int = 32, d_k: int = 16):
+        super().__init__()
+        self.register_buffer("letters", torch.randn(len(LETTERS), d_model))
+        self.register_buffer("places", torch.randn(5, d_model))  # of the word's letters
+        self.register_buffer("asking", torch.randn(5, d_model))  # places of the answer
+        self.project_query = nn.Linear(d_model, d_k, bias=False)
+        self.project_key = nn.Linear(d_model, d_k, bias=False)
+        self.project_value = nn.Linear(d_model, d_k, bias=False)
+        self.readout = nn.Linear(d_k, len(LETTERS))
+
+    def forward(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        """Words (B, 5), as numbers of letters, to logits (B, 5, 10) and weights (B, 5, 5)."""
+        x = self.letters[words] + self.places  # (B, S, D)
+        query = self.project_query(self.asking)  # (T, d_k), the same for every word
+        mix, weights = attention(query, self.project_key(x), self.project_value(x))
+        return self.readout(mix), weights
 
 
-def look_up(
-    asked: Tensor, there: Tensor, x_asked: Tensor, x_there: Tensor, w_q: Tensor, w_k: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One head: words asked (B, T) look at words there (B, S). Output (B, T, V), weights (B, T, S).
+def train_letter_head(order: Sequence[int], seed: int = 0, without: str = "") -> LetterHead:
+    """A head that has learned to write a word's letters in `order`, from the right letters alone.
 
-    x_asked and x_there (V, D) are the two languages' word vectors, w_q and w_k (D, d_k) the head.
+    `without` names a buffer that is set to 0, "asking" or "places", or is "learning to look".
     """
-    value = F.one_hot(there, len(x_there)).to(x_there)  # (B, S, V)
-    return attention(x_asked[asked] @ w_q, x_there[there] @ w_k, value)
+    torch.manual_seed(seed)
+    head = LetterHead().to(torch.float32)
+    if without == "learning to look":  # W^Q and W^K stay as they began
+        for projection in (head.project_query, head.project_key):
+            projection.requires_grad_(False)
+    elif without:
+        head.get_buffer(without).zero_()
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.01)  # chapter 6
+    for _ in range(400):
+        words = torch.randint(len(LETTERS), (64, 5))
+        logits, _ = head(words)
+        loss = F.cross_entropy(logits.flatten(0, 1), words[:, order].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return head
+
+
+@torch.no_grad()
+def letters_right(head: LetterHead, words: Tensor, order: Sequence[int]) -> tuple[float, float]:
+    """The share of right letters, and the least weight that any word gives to the right place."""
+    logits, weights = head(words)
+    right_letters = (logits.argmax(-1) == words[:, order]).double().mean().item()
+    return right_letters, weights[:, range(5), order].min().item()
 
 
 # %% [markdown]
-# Both matrices start small, so the first weights are nearly even.
+# We judge it on *all* 100,000 words of five letters; training shows at most 25,600. And we take one thing out at a time: without questions
+# (vectors of 0) the weights are even; without the word's places a key can't say where it is. Last, $W^Q$ and $W^K$
+# stay as they began.
 #
-# **Predict.** What is the loss before training?
+# With even weights a head sees only how often each letter occurs. Its best answer is the commonest letter, five times: of *deede* three
+# letters are right.
+#
+# **Predict.** How many percent of all letters does each of the four heads get right?
 
 # %%
-pairs = "Anna Anna, Peter Peter, sieht sees, sucht seeks, große big, kleine small, Hunde dogs, "
-pairs += "Katzen cats, Bälle balls, heute today, morgen tomorrow, oft often"
-german, english = zip(*(pair.split() for pair in pairs.split(", ")), strict=True)
-asking = ["heute", "sieht", "Anna", "große", "Hunde"]
-standing = ["Anna", "sees", "big", "dogs", "today"]
-asked_ids = torch.tensor([[german.index(word) for word in asking]])  # (1, 5)
-there_ids = torch.tensor([[english.index(word) for word in standing]])  # (1, 5)
+BACKWARDS = [4, 3, 2, 1, 0]
+every_word = torch.cartesian_prod(*[torch.arange(len(LETTERS))] * 5)  # (100,000, 5)
+commonest = F.one_hot(every_word, len(LETTERS)).sum(1).amax(-1)  # (100,000,)
+counting = commonest.double().mean().item() / 5
+
+trained = [train_letter_head(BACKWARDS, seed) for seed in range(8)]
+results = [letters_right(head, every_word, BACKWARDS) for head in trained]
+shares = {"a head that looks": min(share for share, _ in results)}
+for gone in ("asking", "places", "learning to look"):
+    blind = [train_letter_head(BACKWARDS, seed, gone) for seed in range(8)]
+    shares[f"without {gone}"] = max(letters_right(head, every_word, BACKWARDS)[0] for head in blind)
+for name, share in (shares | {"counting letters": counting}).items():
+    print(f"{name:>24}: {share:.0%} of letters right")
+
+assert shares["without learning to look"] < 0.8 < 0.999 < shares["a head that looks"]
+assert all(abs(shares[f"without {gone}"] - counting) < 0.002 for gone in ("asking", "places"))
+assert min(least for _, least in results) > 0.95  # the least weight on the right place
+
+# %% [markdown]
+# Without questions or places it is 36%, what counting gives; without learning to look, the best of eight seeds gets 62%. The head that
+# looks gets all letters right, with each of eight seeds.
+#
+# **Predict.** Where does it look for the first letter? And where, had the answers been in another order?
 
 # %%
+orders = {"backwards": BACKWARDS, "forwards": [0, 1, 2, 3, 4], "shuffled": [2, 0, 4, 1, 3]}
+machines = {name: train_letter_head(order) for name, order in orders.items()}
 torch.manual_seed(0)
-tables = torch.randn(2, 12, 16, dtype=torch.float64)  # (2, V, D): random, and never changed
-w_q = (0.1 * torch.randn(16, 8, dtype=torch.float64)).requires_grad_()  # (D, d_k)
-w_k = (0.1 * torch.randn(16, 8, dtype=torch.float64)).requires_grad_()  # (D, d_k)
-losses, right, maps = [], [], {}
-for step in range(201):
-    if step in (0, 15, 200):
-        _, weights = look_up(asked_ids, there_ids, *tables, w_q, w_k)  # (1, 5, 5)
-        maps[f"after {step} steps" if step else "before training"] = weights[0].detach()
-    asked, there = dictionary_task(64, vocab=12)  # (64, 5) each
-    output, _ = look_up(asked, there, *tables, w_q, w_k)  # (64, 5, V)
-    loss = -output.gather(-1, asked.unsqueeze(-1)).log().mean()
-    to_q, to_k = torch.autograd.grad(loss, (w_q, w_k))
-    with torch.no_grad():
-        w_q -= 0.2 * to_q
-        w_k -= 0.2 * to_k
-    losses.append(loss.item())
-    right.append((output.argmax(-1) == asked).double().mean().item())
+machines = {"untrained": LetterHead().to(torch.float32)} | machines
+maps = {name: head(decaf[None])[1][0].detach() for name, head in machines.items()}  # (5, 5) each
+written = {name: [EXAMPLE[p] for p in orders.get(name, BACKWARDS)] for name in maps}
 
-print(f"loss before: {losses[0]:.2f}; −ln(1/5) = {math.log(5):.2f}")
-print(f"right answers before: {right[0]:.0%}, in the last 20 steps: {np.mean(right[-20:]):.0%}")
-
-# %% [markdown]
-# Every step draws new combinations of the twelve words, so it is also a test (not of new words).
-
-# %%
-place = [standing.index(english[i]) for i in asked_ids[0]]  # where each translation stands
-found = [table[range(5), place] for table in maps.values()]  # three times: the weights on it
-assert (found[0] - 0.2).abs().max() < 0.1 and (found[-1] > 0.9).all()
+for name, order in orders.items():
+    right, least = letters_right(machines[name], every_word, order)
+    assert right > 0.999 and least > 0.95  # the least weight on the right place
 titled(
-    panels(maps, asking, standing, cell=37, domain=(0, 1), value_title="weight", per_line=3),
-    "The head finds out where to look",
-    "Each row is a German word; its weights over the English words sum to 1. Trained on right "
-    "answers alone, they go to where the answer stands.",
-    wrap=95,
-)
-
-# %%
-titled(
-    lines(
-        pd.DataFrame({"step": range(201), "loss": losses}), "step", "loss", zero=True, height=180
-    ),
-    "The loss falls from ln 5, an even guess among five",
-    "One head, two matrices of 16 × 8 numbers, 200 steps of plain gradient descent.",
+    order_maps(maps, written, list(EXAMPLE)),
+    "The head finds each letter's place; the loss never named it",
+    "Each row is a letter that is written, each column a letter of decaf; weights to one digit. The same "
+    "code, shown other answers, learns another map.",
+    wrap=105,
 )
 
 # %% [markdown]
-# ## 9. What it costs
+# For the first letter it looks at the last place, with over 0.95 of the weight in every word; in another order it looks elsewhere. No more
+# letters right than by counting, or one map for two orders, would have refuted that looking is learned.
+
+# %% [markdown]
+# ## 7. What it costs
 #
-# > **In short.** Every word looks at every word. Twice the length: four times the work of the two products, and four times the weights.
+# > **In short.** Every place looks at every place. Twice the length: four times the work in the two products, and
+# > four times the weights.
 #
-# The product of an $(a, b)$ and a $(b, c)$ matrix takes $2abc$ operations. With $n$ words and width $D$ in all heads together, attention
-# needs $2n^2D$ for $QK^\top$ and as much for the mix: $4n^2D$. The four projections around it, such as $x W^Q$, are $D \times D$ each
-# (chapter 2) and need $8nD^2$. PyTorch can count them on the `meta` device, where tensors have a shape but no numbers.
+# The product of an $(a, b)$ and a $(b, c)$ matrix takes $2abc$ operations. At width $D$ in all heads together, $QK^\top$ takes $2n^2D$ and
+# the mix as much: $4n^2D$. The four projections around it, $D \times D$ each (chapter 2), take $8nD^2$.
 #
-# **Predict.** A caption has about 16 tokens. At $D = 512$, how large is attention's share of this layer's work?
+# **Predict.** A caption has about 16 tokens. At $D = 512$, which share of this work is attention's two products?
 
 # %%
 D, heads, shares = 512, 8, []
-for n in (16, 64, 256, 1024, 4096):
+for n in (16, 64, 256, 1024, 4096):  # on the device "meta" tensors have a shape, but no numbers
     qkv = [torch.empty(heads, n, D // heads, device="meta", requires_grad=True) for _ in range(3)]
     x, w = torch.empty(n, D, device="meta"), torch.empty(D, D, device="meta")
     attending, projecting = count_flops(attention, *qkv), 4 * count_flops(torch.mm, x, w)
     assert attending == 4 * n * n * D and projecting == 8 * n * D * D
-    assert saved_bytes(attention, *qkv) == 4 * (heads * n * n + 3 * n * D)  # weights; q, k and v
+    assert saved_bytes(attention, *qkv) == 8 * (heads * n * n + 3 * n * D)  # weights; q, k and v
     shares.append({"length": f"n = {n:,}", "share": attending / (attending + projecting)})
 
-print(f"attention's share at n = 16: {shares[0]['share']:.1%}")
 titled(
-    bars(
-        pd.DataFrame(shares),
-        "length",
-        "share",
-        value_title="attention's share",
-        number_format=".1~%",
-    ),
-    "1.5% of this layer's work for a caption, 80% at 4,096 words",
-    "Attention's share, counted at D = 512; the rest are the projections. At n = 2D = 1,024 they are equal.",
+    bars(pd.DataFrame(shares), "length", "share", number_format=".1~%"),
+    "The two products: 1.5% of attention's work for a caption, 80% at 4,096 tokens",
+    "Counted at D = 512; the rest are the four projections. At n = 2D = 1,024 they are equal.",
 )
 
 # %% [markdown]
-# Memory is the harder limit: for the backward pass attention keeps $n^2$ weights per head.
+# For a caption it is 1.5% of operations, not of time (chapter 11); of a layer with its feed-forward part it is less.
+# Memory is the harder limit: for its backward pass this code keeps $n^2$ weights per head.
 #
-# **Pitfall.** *"Attention is quadratic, so attention is what is slow."* For sentences its share of the operations is small, and a share of
-# operations is not a share of *time*, which chapter 11 measures.
-
-# %% [markdown]
-# ## 10. Beside recurrence and convolution
-#
-# > **In short.** Recurrence passes a word along from neighbour to neighbour. A convolution jumps a few places. Attention looks straight
-# > across.
-#
-# The paper's Table 1 compares layers of width $D$, without attention's projections. A convolution sees $k$ places, restricted attention $r$. Sequential steps must wait for
-# each other; a path leads from one position to another.
+# The paper's Table 1, without projections; a convolution sees $c$ places. Sequential steps wait for each other.
 #
 # | layer | operations | sequential steps | longest path |
 # |---|---|---|---|
 # | self-attention | $O(n^2 D)$ | $O(1)$ | $O(1)$ |
 # | recurrent | $O(n D^2)$ | $O(n)$ | $O(n)$ |
-# | convolutional | $O(k n D^2)$ | $O(1)$ | $O(\log_k n)$ |
-# | self-attention, restricted | $O(r n D)$ | $O(1)$ | $O(n/r)$ |
-#
-# The path $\log_k n$ is that of *dilated* convolutions, which skip places; plain ones need $(n-1)/(k-1)$ layers. To count a path, we
-# multiply masks: the product says what two layers in a row let through.
-
-# %%
-n = 17
-before = subsequent_mask(n)[0].double()  # all layers here look back only
-layers = {
-    "recurrent": before.triu(-1),  # itself and its left neighbour
-    "plain convolution, k = 3": before.triu(-2),
-    "restricted attention, r = 5": before.triu(-4),
-    "self-attention": before,
-}
-heard = {}
-for name, layer in layers.items():
-    powers = [torch.matrix_power(layer, hops) for hops in range(5)]  # (n, n) each
-    heard[name] = torch.stack([power[-1] > 0 for power in powers])  # (5, n)
-assert [int(table[-1].sum()) for table in heard.values()] == [5, 9, 17, 17]
-titled(
-    panels(
-        heard,
-        [str(hops) for hops in range(5)],
-        per_line=2,
-        cell=14,
-        row_title="hops",
-        column_title="input position",
-        words=("has reached the last word", "has not"),
-    ),
-    "Self-attention reaches every word in one hop",
-    "Which of 17 words the last one has heard of. A hop is a layer; for recurrence it is a step in time.",
-)
+# | convolutional (dilated) | $O(c\, n D^2)$ | $O(1)$ | $O(\log_c n)$ |
 
 # %% [markdown]
 # ## Summary
 #
-# - Attention compares queries with keys, turns each row of scores into shares, and mixes the values.
-# - A fresh model's scores spread like $\sqrt{d_k}$. Dividing by it keeps softmax's gradient alive.
-# - Masks are True where attention is allowed. A row that may look at nothing gives zeros, and no gradient.
-# - Attention costs $4n^2D$ operations, and ours keeps $n^2$ weights per head.
+# - Attention compares queries with keys, makes shares of the scores, and mixes the values.
+# - Undivided random scores spread like $\sqrt{d_k}$: a few queries get huge gradients, many almost none.
+# - Masks are True where attention is allowed. An empty row gives zeros, and no gradient.
+# - A head learns where to look from right answers alone.
+# - Attention's products take $4n^2D$ operations; this code keeps $n^2$ weights per head.
 #
 # ## What the paper did that we don't
 #
-# It compares dot products with *additive* attention, which is slower. Exercise 3 builds it.
+# It compares dot products with *additive* attention: exercise 2.
 #
 # ## Exercises
 #
-# `check(f)` is silent when your function is right, and otherwise says what is wrong. `solution`, from `scripts.book.exercises`, shows our function and answers the questions.
+# `check(f)` is silent when your function is right, and otherwise says what is wrong. `solution`, from `scripts.book.exercises`, shows ours.
 
 # %% [markdown]
-# ### Exercise 1 · A query that insists
-# *code · difficulty ●○○ · worth ●●○ · 10 minutes*
-#
-# Give *a* in *a red ball* the query $(s, 0, 0, 0)$, such that its weight on itself is exactly `share`. How large is $s$ for 0.5, 0.99,
-# 0.9999? What would a weight of 1 need? `solution("insisting_query")` shows ours.
-
-
-# %%
-def insisting_query(share: float) -> list[float]:
-    """Four numbers (s, 0, 0, 0) that give *a* the weight `share` on itself."""
-    ...
-
-
-check(insisting_query)
-
-# %% [markdown]
-# ### Exercise 2 · A window, and one with gaps
-# *code · difficulty ●●○ · worth ●●● · 15 minutes*
+# ### Exercise 1 · A window, and one with gaps
+# *code · difficulty ●●○ · worth ●●● · 15 minutes*, `solution("window_mask")`
 #
 # Write a mask in which position $i$ may look at $r$ positions: itself, $i - \text{gap}$, $i - 2\,\text{gap}$, …, as far as they exist.
-# Then think: stack layers with $r = 3$ and gaps $1, 3, 9, \dots$ After how many layers has position $n - 1$ heard of position 0?
-# `solution("window_mask")` shows ours.
+# Then think: after how many layers with $r = 3$ and gaps $1, 3, 9, \dots$ has position $n - 1$ heard of position 0?
 
 
 # %%
@@ -713,15 +619,15 @@ def window_mask(n: int, r: int, gap: int = 1) -> Tensor:
 check(window_mask)
 
 # %% [markdown]
-# ### Exercise 3 · Additive attention
-# *code · difficulty ●●○ · worth ●●○ · 20 minutes*
+# ### Exercise 2 · Additive attention
+# *code · difficulty ●●○ · worth ●●○ · 20 minutes*, `solution("additive_attention")`
 #
 # Bahdanau's attention scores a pair with a small network instead of a dot product:
 #
 # $$\text{score}(q, k) = u^\top \tanh(W q + M k), \qquad W\ (a, d_q),\ M\ (a, d_k),\ u\ (a)$$
 #
-# Write it for query $(T, d_q)$, key $(S, d_k)$, value $(S, d_v)$ and any leading dimensions, the same in all three, with masks as in `attention`. Why is it slower
-# in practice than a dot product? What would happen without the tanh? `solution("additive_attention")` shows ours.
+# Write it for query $(T, d_q)$, key $(S, d_k)$, value $(S, d_v)$ and any leading dimensions, the same in all three, with masks as in
+# `attention`. Why is it slower than a dot product? What would happen without the tanh?
 
 
 # %%
@@ -733,15 +639,14 @@ def additive_attention(query, key, value, w, m, u, mask=None) -> tuple[Tensor, T
 check(additive_attention)
 
 # %% [markdown]
-# ### Exercise 4 · Attention that keeps nothing
-# *code · difficulty ●●● · worth ●●● · 45 minutes*
+# ### Exercise 3 · Attention that keeps nothing
+# *code · difficulty ●●● · worth ●●● · 45 minutes*, `solution("streaming_attention")`
 #
-# `blocks` is an iterator over pairs of key $(s, d_k)$ and value $(s, d_v)$, with any $s \geq 1$. They
-# come only once, and may not be kept. For a query $(T, d_k)$, return the output $(T, d_v)$ that `attention` gives for all keys and values
-# at once. `solution("streaming_attention")` shows ours.
+# `blocks` is an iterator over pairs of key (a few rows, $d_k$) and value (as many rows, $d_v$). They come only once, and may not be kept.
+# For a query $(T, d_k)$, return the output $(T, d_v)$ that `attention` gives for all of them at once.
 #
-# A hint: the mix is a sum divided by a sum, and both can grow block by block. What must be done to the two sums when a score turns up that
-# is larger than all before? (This method, due to Milakov and Gimelshein, is the core of FlashAttention.)
+# A hint: the mix is a sum divided by a sum, and both can grow block by block. What if a score is larger than all before? (This method, due
+# to Milakov and Gimelshein, is the core of FlashAttention.)
 
 
 # %%

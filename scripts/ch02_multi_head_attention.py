@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 2 · Multi-head attention
 #
-# After this chapter you can build the Transformer's attention layer, say what each of its matrices is for and why it has several heads, and prove that it computes the same numbers and gradients as PyTorch's.
+# After this chapter you can say why an attention layer has several heads, with a number predicted beforehand, build the layer, and prove that it computes the same numbers and gradients as PyTorch's.
 #
 # | | |
 # |---|---|
@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 50 with the code; some seconds to run on a CPU |
 # | Before, after | [Chapter 1 · Attention](ch01_attention.ipynb) · [Chapter 3 · Embeddings and positions](ch03_embeddings_and_positions.ipynb) |
 #
-# *If you read only three cells:* the drawing in "The layer in one picture", the class in "The layer on one screen", the maps in "Two questions at once".
+# *If you read only three cells:* the maps in "Two questions at once", the drawing in "The layer in one picture", the class in "The layer on one screen".
 #
 # Shapes: **B** batch, **S** source length (what is looked at), **T** target length (what looks), **D** `d_model`, **H** heads, **V** vocabulary; $d_k = D/H$ is the width of one head.
 
@@ -46,12 +46,95 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scripts.book.charts import panels, titled
-from scripts.book.exercises import check
+from scripts.book.exercises import check, outcome, runs_on
 from scripts.book.figures.model import layer_diagram
-from scripts.book.instruments import count_flops, influence
+from scripts.book.instruments import count_flops, held_bytes, influence
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
+from scripts.corpora.reversal import FIRST, VOCAB, to_ids, to_text
 
 torch.set_default_dtype(torch.float64)  # so that checks can ask for agreement to many digits
+
+# %% [markdown]
+# ## Two questions at once
+#
+# > **In short.** Each letter of a word is asked two questions. One head has one softmax, so it gets one blend of the two answers. Two heads keep them apart, each with its own map.
+#
+# Part I builds a machine that reverses words of the letters a to j: *decaf* becomes *faced*. Here each word has six letters, one of them marked, and every letter must name two: the one at the **mirrored** place, as in reversing, and the **marked** one. In *chafed* with the mark on *a*, the first letter, *c*, must answer *d* and *a*.
+#
+# A token's vector of width D = 36 holds its letter and its place, each as a 1 among zeros, and the mark. We train PyTorch's own layer, `nn.MultiheadAttention`, with one head of width 36, two of 18, or three of 12: the parameters are equally many. Below we build that layer.
+
+
+# %%
+def two_questions(letters: Tensor, marked: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens (B, 6, 36) and answers (B, 6, 2·VOCAB) for letters' ids (B, 6) and marked places (B,)."""
+    names, places = torch.eye(VOCAB)[letters], torch.eye(6)  # (B, 6, VOCAB), (6, 6)
+    mark = places[marked].unsqueeze(-1)  # (B, 6, 1)
+    tokens = torch.cat([names, places.expand(len(letters), 6, 6), mark], dim=-1)
+    there = names[torch.arange(len(letters)), marked].unsqueeze(1).expand_as(names)
+    return F.pad(tokens, (0, 36 - tokens.size(-1))), torch.cat([names.flip(1), there], dim=-1)
+
+
+# %%
+def train_heads(h: int, asked: int = 2, seed: int = 0) -> nn.MultiheadAttention:
+    """A layer of h heads, trained on the first question (`asked` = 1) or on both."""
+    torch.manual_seed(seed)
+    layer = nn.MultiheadAttention(36, h, batch_first=True)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.03)
+    for _ in range(150):
+        letters, marked = torch.randint(FIRST, VOCAB, (64, 6)), torch.randint(6, (64,))
+        tokens, answers = two_questions(letters, marked)
+        first = slice(asked * VOCAB)  # what is asked; the other outputs are free
+        loss = F.mse_loss(layer(tokens, tokens, tokens)[0][..., first], answers[..., first])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return layer
+
+
+# %% [markdown]
+# What can one head do? It gets a blend $w\,a + (1-w)\,b$ of the two answers, and a matrix must recover both from it. The two are independent letters of the same variance. The best linear guess of $a$ misses the share $(1-w)^2/(w^2+(1-w)^2)$ of that variance, the best guess of $b$ the share $w^2/(w^2+(1-w)^2)$: together 1, so ½ on average, whatever $w$ is. Only if the marked letter *is* the mirrored one, in one case of six, is $a = b$; then $w = ½$ makes no error, so it is the best choice. That leaves 5/6 · 1/2 = 5/12 of the variance.
+#
+# **Predict.** So one head that is asked both questions should miss 0.417. What will it miss if it is asked only one? And what do two heads miss, and three?
+
+# %%
+layers = {(h, asked): train_heads(h, asked) for h, asked in ((1, 1), (1, 2), (2, 2), (3, 2))}
+torch.manual_seed(1)
+letters, marked = torch.randint(FIRST, VOCAB, (2_000, 6)), torch.randint(6, (2_000,))
+letters[0], marked[0] = torch.tensor(to_ids("chafed")), 2
+tokens, answers = two_questions(letters, marked)
+missed, maps = {}, {}
+for (h, asked), layer in layers.items():
+    output, maps[h, asked] = layer(tokens, tokens, tokens, average_attn_weights=False)
+    wanted, output = answers[..., : asked * VOCAB], output[..., : asked * VOCAB]
+    variance = (wanted - wanted.mean((0, 1))).square().mean()
+    missed[h, asked] = F.mse_loss(output, wanted) / variance
+    named = [to_text(part[0].argmax(-1)) for part in output.split(VOCAB, dim=-1)]
+    print(f"{h} heads, {asked} questions: {missed[h, asked]:.2f} missed; chafed becomes {named}")
+assert abs(missed[1, 2] - 5 / 12) < 0.03
+assert max(missed[1, 1], missed[2, 2], missed[3, 2]) < 0.005
+
+# %% [markdown]
+# One head answers one question without error. Asked both, it misses 0.42 of the variance, as predicted, and names wrong letters. Two heads answer both, and a third repeats one of their maps. So one head can learn the task, and its parameters are as many: it lacks a second softmax. (With eight seeds it misses 0.423 to 0.427; all others miss less than 0.001.)
+
+# %%
+only, (first, second) = maps[1, 2][0, 0], maps[2, 2][0]  # (T, S) each
+sharp = {tuple(m.argmax(-1).tolist()) for m in (first, second, *maps[3, 2][0])}
+assert sharp == {(5, 4, 3, 2, 1, 0), (2,) * 6}  # at the mirrored place, and at the mark
+assert min(first.amax(-1).min(), second.amax(-1).min()) > 0.7
+heads = {"the only head": only, "head 0 of two": first, "head 1 of two": second}
+titled(
+    panels(
+        {name: m.detach().round(decimals=1) for name, m in heads.items()},
+        list("chafed"),
+        ["c", "h", "a*", "f", "e", "d"],
+        cell=30,
+        numbers=False,
+        value_title="weight",
+    ),
+    "Two heads learn one question each",
+    "Weights after training, mark on a (*). The only head blends both places, which for f are one. Of "
+    "two heads, one looks at the mirrored letter and one at the mark.",
+)
 
 # %% [markdown]
 # ## Query, key and value are roles
@@ -62,42 +145,26 @@ torch.set_default_dtype(torch.float64)  # so that checks can ask for agreement t
 #
 # $$ Q = X\,W^Q,\qquad K = Y\,W^K,\qquad V = Y\,W^V $$
 #
-# | symbol | shape | meaning |
-# |---|---|---|
-# | $X$ | (T, D) | the vectors that look |
-# | $Y$ | (S, D) | the vectors that are looked at; in self-attention $Y = X$ |
-# | $W^Q, W^K, W^V$ | (D, D) | learned, one for each role |
+# $X$, (T, D), are the vectors that look, $Y$, (S, D), those that are looked at; in self-attention $Y = X$. $W^Q, W^K, W^V$, (D, D), are learned.
 #
-# Why not $Q = K = V = X$? Then the score of token $i$ for token $j$ would be $x_i\cdot x_j = x_j\cdot x_i$: interest would always be mutual. And most tokens would look mainly at themselves, since $x_i\cdot x_i = |x_i|^2$ is usually large. With two matrices the score is $x_i\,W^Q {W^K}^{\top} x_j^{\top}$, which need not be symmetric.
+# Why not $Q = K = V = X$? Then interest would always be mutual, $x_i\cdot x_j = x_j\cdot x_i$, and most tokens would look at themselves, since $x_i\cdot x_i = |x_i|^2$ is usually large. With two matrices the score is $x_i\,W^Q {W^K}^{\top} x_j^{\top}$, which need not be symmetric.
 
 # %%
 torch.manual_seed(2)
 x = torch.randn(6, 32)  # (T, D): six random tokens
 w_query, w_key = torch.randn(2, 32, 32) / math.sqrt(32)  # (D, D) each
-plain = x @ x.T  # (T, T)
-roles = (x @ w_query) @ (x @ w_key).T  # (T, T)
-torch.testing.assert_close(plain, plain.T)
-assert (roles - roles.T).abs().max() > 1
-for name, scores in {"without matrices": plain, "with matrices": roles}.items():
-    print(f"{name}: 0 looks at 3 with score {scores[0, 3]:.1f}, 3 at 0 with {scores[3, 0]:.1f}")
+scores = (x @ w_query) @ (x @ w_key).T  # (T, T)
+print(f"0 looks at 3 with score {scores[0, 3]:.1f}, 3 at 0 with {scores[3, 0]:.1f}")
 
 # %% [markdown]
 # ## The layer in one picture
 #
-# > **In short.** One head has one softmax, so each token gets one weighted average. Several heads ask several questions at once and get separate answers.
-#
-# The paper therefore runs H small attentions side by side, the *heads*, each with its own matrices:
+# > **In short.** H small attentions run side by side, the *heads*, each with its own matrices. One more matrix mixes their answers.
 #
 # $$ \mathrm{MultiHead}(X, Y) = \mathrm{Concat}(\mathrm{head}_0, \dots, \mathrm{head}_{H-1})\,W^O,
 # \qquad \mathrm{head}_i = \mathrm{Attention}(X W^Q_i,\; Y W^K_i,\; Y W^V_i) $$
 #
-# | symbol | shape |
-# |---|---|
-# | $W^Q_i, W^K_i, W^V_i$ | (D, $d_k$), one of each for every head |
-# | $\mathrm{head}_i$ | (T, $d_k$) |
-# | $W^O$ | (H·$d_k$, D) = (D, D) |
-#
-# Side by side, the H matrices $W^Q_i$ are one (D, D) matrix $W^Q$. So we project once for all heads, and give each head its own columns of the result.
+# Each head has its own $W^Q_i, W^K_i, W^V_i$, (D, $d_k$), and gives (T, $d_k$). $W^O$ is (H·$d_k$, D) = (D, D). Side by side, the H matrices $W^Q_i$ are one (D, D) matrix $W^Q$: we project once, and give each head its own columns of the result.
 
 # %%
 titled(
@@ -108,51 +175,41 @@ titled(
 )
 
 # %% [markdown]
-# ## Every head reads the whole token
-#
-# > **In short.** Each head gets all D features of a token, and a matrix that turns them into $d_k$ new ones.
-#
-# The layer is often said to cut a token into H slices, but it cuts the *projected* vector. Head 0 owns the first $d_k$ columns of $W^Q$, and each column has D numbers, one for each feature of the token.
-
-
-# %%
-def features_read(head: Callable[[Tensor], Tensor], x: Tensor) -> int:
-    """How many features of x (1, T, D) can change the output (1, T, d_k) of `head`."""
-    slopes = torch.autograd.functional.jacobian(head, x)  # (1, T, d_k, 1, T, D)
-    return int((slopes != 0).flatten(end_dim=-2).any(dim=0).sum())
-
+# **Pitfall.** "The layer cuts a token into H slices" is often said. It cuts the *projected* vector, and each column of $W^Q$ reads all D features:
 
 # %%
 torch.manual_seed(3)
-x = torch.randn(1, 6, 32)  # (B, T, D)
+x = torch.randn(6, 32, requires_grad=True)  # (T, D)
 w_query, w_key, w_value = torch.randn(3, 32, 8) / math.sqrt(32)  # one head's: (D, d_k) each
-real = features_read(lambda x: attention(x @ w_query, x @ w_key, x @ w_value)[0], x)
-sliced = features_read(lambda x: attention(x[..., :8], x[..., :8], x[..., :8])[0], x)
-assert (real, sliced) == (32, 8)
-print(f"a head reads {real} features; if the token itself were sliced, it would read {sliced}")
+head, _ = attention(x @ w_query, x @ w_key, x @ w_value)  # (T, d_k)
+sliced, _ = attention(x[:, :8], x[:, :8], x[:, :8])  # what a slice of the token itself would give
+read = [(torch.autograd.grad(y.sum(), x)[0] != 0).any(0).sum().item() for y in (head, sliced)]
+assert read == [32, 8]
+print(f"a head reads {read[0]} features; if the token itself were sliced, it would read {read[1]}")
 
 # %% [markdown]
 # ## Splitting into heads: view, then transpose
 #
-# > **In short.** A view cuts the last axis in two: (B, T, D) becomes (B, T, H, $d_k$). A transpose moves the heads in front of the tokens: (B, H, T, $d_k$). So each head sees all the tokens.
+# > **In short.** A view cuts the last axis in two: (B, T, D) becomes (B, T, H, $d_k$). A transpose moves the heads in front of the tokens: (B, H, T, $d_k$).
 #
-# Why in front? Matrix products act on the last two axes and treat all earlier axes as batch. So one call computes all heads.
+# Why in front? Matrix products act on the last two axes, so one call computes all heads, each over all tokens.
+#
+# **Your turn.** Write the split and its inverse. The addresses below tell whether each entry arrives.
 
 
-# %%
+# %% tags=["yours"]
 def split_heads(x: Tensor, h: int) -> Tensor:
     """(B, T, D) to (B, H, T, D/H): each head gets its own slice of the features."""
     return x.unflatten(-1, (h, -1)).transpose(1, 2)
 
 
-# %%
 def merge_heads(x: Tensor) -> Tensor:
     """(B, H, T, d_k) to (B, T, H·d_k): the inverse of `split_heads`."""
     return x.transpose(1, 2).flatten(-2)
 
 
 # %% [markdown]
-# To see where each entry goes, we write its address on it: `212` belongs to token 2, head 1, feature 2.
+# Each entry is its own address: `212` belongs to token 2, head 1, feature 2.
 
 # %%
 token, head, feature = torch.arange(4), torch.arange(2), torch.arange(3)
@@ -166,13 +223,14 @@ pd.DataFrame(entries[0], index=names).map("{:03d}".format)
 
 # %%
 parts = split_heads(entries, h=2)  # (B, H, T, d_k)
-assert (parts[0, 1] // 10 % 10 == 1).all()  # head 1 holds all entries whose middle digit is 1 …
-assert torch.equal(parts[0, 1] // 100, token[:, None].expand(4, 3))  # … one token in each row
-assert torch.equal(merge_heads(parts), entries)  # joining undoes splitting
+assert parts.shape == (1, 2, 4, 3), "heads stand before tokens: (B, H, T, d_k)"
+assert (parts[0, 1] // 10 % 10 == 1).all(), "head 1 holds the entries whose middle digit is 1"
+assert torch.equal(parts[0, 1] // 100, token[:, None].expand(4, 3)), "one token in each row"
+assert torch.equal(merge_heads(parts), entries), "joining undoes splitting"
 pd.DataFrame(parts[0, 1], index=names).map("{:03d}".format)
 
 # %% [markdown]
-# **Pitfall.** `x.view(B, H, T, d_k)` alone gives the same shape, and is wrong. A view doesn't move entries. It takes them in the order of memory, token by token. So "head 0" gets *whole tokens*, the first half of the sentence, and "head 1" the second half:
+# **Pitfall.** `x.view(B, H, T, d_k)` alone gives the same shape, and is wrong. A view takes entries in the order of memory, token by token. So "head 0" gets *whole tokens*, the first half of the sentence, and "head 1" the second:
 
 
 # %%
@@ -186,7 +244,7 @@ wrong_parts = split_by_bare_view(entries, h=2)  # (B, H, T, d_k)
 pd.DataFrame(wrong_parts[0, 1], index=[f"row {t}" for t in range(4)]).map("{:03d}".format)
 
 # %% [markdown]
-# How would you notice? Under a causal mask, an output may depend only on its own position and earlier ones. Chapter 1's `influence` shows what it depends on:
+# How would you notice? Under a causal mask, an output may depend only on its own and earlier positions. `influence` shows on which it depends:
 
 
 # %%
@@ -223,16 +281,20 @@ titled(
 #
 # > **In short.** Project three times, split, attend in every head at once, join, project once more.
 #
-# The arguments `query`, `key`, `value` are the vectors *before* projection, as in PyTorch; `q`, `k`, `v` come after it. In shapes, "B|1" means B or 1. Dropout sets each weight to 0 with probability $p$ and divides the others by $1-p$, in training only.
+# `query`, `key`, `value` are the vectors *before* projection, `q`, `k`, `v` come after it. In shapes, "B|1" means B or 1. Dropout sets each weight to 0 with probability $p$ and divides the others by $1-p$, in training only.
+#
+# **Your turn.** Chapter 1's `attention(query, key, value, mask, dropout)` returns the mixed values and the weights before dropout. Write the layer around it.
 
 
-# %%
+# %% tags=["yours"]
 class MultiHeadedAttention(nn.Module):
     """h attentions side by side, each on its own projection of the input (§3.2.2).
 
     One class serves self-attention (query = key = value), cross-attention (key = value = memory,
-    the encoder's output) and causal attention (with a causal mask). After a call `attn` holds the
-    weights (B, H, T, S), detached and as they were before dropout.
+    the encoder's output) and causal attention (with a causal mask). It holds `h`, four (D, D)
+    linear layers with bias, `project_query`, `project_key`, `project_value` and `project_output`,
+    and `dropout`, for the weights. After a call `attn` holds the weights (B, H, T, S), detached
+    and as they were before dropout.
 
     Raises ValueError if `d_model` is not a multiple of `h`.
     """
@@ -264,7 +326,7 @@ class MultiHeadedAttention(nn.Module):
 
 
 # %% [markdown]
-# To check the class, we compute one head at a time. (`nn.Linear` computes $x\,W^{\top}$, so a head's columns are *rows* of `.weight`.) Instead of joining the heads and multiplying by $W^O$, we *add* what each head sends through its own part of $W^O$. That is the same sum: the layer adds up its heads' answers.
+# As a reference we compute one head at a time. (`nn.Linear` computes $x\,W^{\top}$, so a head's columns are *rows* of `.weight`.) Instead of joining the heads, we *add* what each sends through its own part of $W^O$: the same sum.
 
 
 # %%
@@ -293,12 +355,33 @@ torch.testing.assert_close(
     layer(query, key, value), attention_head_by_head(layer, query, key, value)
 )
 assert layer.attn.shape == (2, 4, 5, 7)  # (B, H, T, S)
-torch.testing.assert_close(layer.attn.sum(-1), torch.ones(2, 4, 5))  # each row sums to 1
+assert outcome(MultiHeadedAttention, 5, 32) == "ValueError", "5 heads can't share 32 features"
+
+# %% [markdown]
+# Where does dropout act? With a single key, each weight is 1, and at $p = ½$ dropout makes it 0 or 2, for a whole head. And one mask must reach every head of its own sentence.
+
+# %%
+torch.manual_seed(5)
+dropping = MultiHeadedAttention(h=4, d_model=32, dropout=0.5)  # in training mode
+nn.init.eye_(dropping.project_output.weight)
+nn.init.zeros_(dropping.project_output.bias)
+key = torch.randn(1, 1, 32)
+answers = split_heads(dropping(torch.randn(1, 50, 32), key, key), 4)  # (B, H, T, d_k)
+factors = answers / split_heads(dropping.project_value(key), 4)
+torch.testing.assert_close(factors, factors[..., :1].round().expand(1, 4, 50, 8))
+assert set(factors.round().unique().tolist()) == {0, 2}, "dropout belongs to the weights"
+assert (dropping.attn == 1).all(), "attn holds the weights before dropout"
+assert not dropping.attn.requires_grad, "attn must be detached, or it keeps the graph alive"
+
+ids = torch.tensor([[5, 6, 0], [5, 0, 0], [5, 6, 7], [5, 6, 0]])  # as many sentences as heads
+mask, x = padding_mask(ids), torch.randn(4, 3, 32)  # (B, 1, S), (B, S, D)
+layer(x, x, x, mask)
+assert torch.equal(layer.attn != 0, mask.unsqueeze(1).expand(4, 4, 3, 3)), "mask every head alike"
 
 # %% [markdown]
 # ## The same numbers as PyTorch
 #
-# > **In short.** PyTorch ships this layer as `nn.MultiheadAttention`. Give both the same weights, and outputs and gradients must agree.
+# > **In short.** Give ours and `nn.MultiheadAttention` the same weights, and outputs and gradients must agree. Then what we found with theirs holds for ours.
 #
 # PyTorch keeps the three projections in one (3·D, D) matrix, `in_proj_weight`.
 
@@ -321,8 +404,7 @@ ours = MultiHeadedAttention(h=4, d_model=32, dropout=0.0)
 theirs = nn.MultiheadAttention(32, num_heads=4, batch_first=True)
 theirs.load_state_dict(torch_attention_state(ours))
 
-query = torch.randn(2, 4, 32, requires_grad=True)  # (B, T, D)
-memory = torch.randn(2, 6, 32, requires_grad=True)  # (B, S, D)
+query, memory = (torch.randn(2, n, 32, requires_grad=True) for n in (4, 6))  # (B, T|S, D)
 mask = padding_mask(torch.tensor([[5, 6, 7, 8, 0, 0], [5, 6, 7, 8, 9, 1]]))  # (B, 1, S)
 mine = ours(query, memory, memory, mask)
 reference, weights = theirs(
@@ -332,19 +414,13 @@ torch.testing.assert_close(mine, reference)
 torch.testing.assert_close(ours.attn, weights)
 
 probe = torch.randn_like(mine)  # a different weight for each entry, so that no gradient hides
-grads = torch.autograd.grad((mine * probe).sum(), (query, memory, *ours.parameters()))
-wanted = torch.autograd.grad((reference * probe).sum(), (query, memory, *theirs.parameters()))
-by_query, by_memory, wq, bq, wk, bk, wv, bv, wo, bo = grads
-stacked = by_query, by_memory, torch.cat((wq, wk, wv)), torch.cat((bq, bk, bv)), wo, bo
-torch.testing.assert_close(stacked, wanted)
-print(f"outputs, weights and {len(grads)} gradients agree")
+grads = [torch.autograd.grad((y * probe).sum(), (query, memory)) for y in (mine, reference)]
+torch.testing.assert_close(*grads)
 
 # %% [markdown]
-# **Pitfall.** `nn.MultiheadAttention` has three habits. In its boolean masks True means *hidden*, the opposite of ours, hence the `~`. The weights that it returns are *averaged over the heads*, unless you ask otherwise. Without `batch_first=True` it reads (T, B, D), and mixes sentences. A comparison with B, T and S all different shows each.
+# **Pitfall.** `nn.MultiheadAttention` has three habits. In its boolean masks True means *hidden*, hence the `~`. The weights that it returns are *averaged over the heads*, unless you ask otherwise. Without `batch_first=True` it reads (T, B, D), and mixes sentences.
 #
 # ## One class, three uses
-#
-# > **In short.** Who asks, who answers, and what is hidden: those are the arguments. The layer doesn't change.
 #
 # | use (where, in chapter 4) | query | key and value | mask | weights |
 # |---|---|---|---|---|
@@ -352,26 +428,18 @@ print(f"outputs, weights and {len(grads)} gradients agree")
 # | causal self-attention (decoder) | target (B, T, D) | target | causal (1, T, T), and padding | (B, H, T, T) |
 # | cross-attention (decoder) | target (B, T, D) | memory (B, S, D) | padding of the source (B, 1, S) | (B, H, T, S) |
 #
-# **Predict.** The source has five tokens, the last of them padding; the target has six. In cross-attention, what shape does the output have? How many of each head's weights are exactly zero?
+# **Predict.** The source has five tokens, the last of them padding; the target has six. How many rows has the output of cross-attention, and how many of a head's weights are exactly zero?
 
 # %%
 torch.manual_seed(7)
 source, target = torch.randn(1, 5, 32), torch.randn(1, 6, 32)  # (B, S, D), (B, T, D)
-real, causal = padding_mask(torch.tensor([[5, 6, 7, 8, 0]])), subsequent_mask(6)
-uses = {
-    "self": (source, source, source, real),
-    "causal": (target, target, target, causal),
-    "cross": (target, source, source, real),
-}
-for use, arguments in uses.items():
-    output = tuple(layer(*arguments).shape)
-    hidden = int((layer.attn[0, 0] == 0).sum())
-    print(f"{use:7}output {output}, weights {tuple(layer.attn.shape)}, zeros in a head: {hidden}")
+output = layer(target, source, source, padding_mask(torch.tensor([[5, 6, 7, 8, 0]])))
+print(f"output {tuple(output.shape)}, zeros: {(layer.attn == 0).sum(dim=(0, 2, 3)).tolist()}")
 
 # %% [markdown]
-# The output has the length of the *query*. The padded token is hidden as a key, in every row.
+# The output has six rows, as the *query*. The padded token is hidden as a key in each of them: six zeros.
 #
-# A mask of numbers is *added* to the scores. It may also have a head axis: (B|1, H|1, T|1, S). For example, we lower each score by the distance times a slope, different for each head (Press et al. 2021):
+# A mask of numbers is *added* to the scores, and may have a head axis: (B|1, H|1, T|1, S). Here each head lowers a score by the distance times its own slope (Press et al. 2021):
 
 
 # %%
@@ -389,84 +457,11 @@ torch.testing.assert_close(layer.attn, distance_bias(6, [0.0, 0.25, 1.0, 4.0]).s
 print("token 0 gives itself, head by head:", [round(w, 2) for w in layer.attn[0, :, 0, 0].tolist()])
 
 # %% [markdown]
-# ## Two questions at once
-#
-# > **In short.** A task asks each token two questions. One head gets one blend of the two answers. Two heads keep them apart, each with its own map.
-#
-# Each example has six tokens. A token's vector holds five random numbers (its *value*), its place, and a mark, which only one token carries. Every token must output two values: that of the token *before* it (before the first comes the last) and that of the *marked* token.
-
-
-# %%
-def two_questions(n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """n examples: tokens (n, 6, 12), wanted outputs (n, 6, 10), place of the mark (n,)."""
-    values, marked = torch.randn(n, 6, 5), torch.randint(6, (n,))
-    place = torch.eye(6).expand(n, 6, 6)  # one-hot
-    mark = torch.eye(6)[marked].unsqueeze(-1)  # (n, 6, 1)
-    before = values.roll(1, dims=1)  # (n, 6, 5)
-    there = values[torch.arange(n), marked].unsqueeze(1).expand(n, 6, 5)
-    return torch.cat([values, place, mark], -1), torch.cat([before, there], -1), marked
-
-
-# %%
-def train_heads(h: int, steps: int = 150) -> MultiHeadedAttention:
-    """A layer of width 12 and h heads, trained on `two_questions`."""
-    torch.manual_seed(0)
-    layer = MultiHeadedAttention(h, d_model=12, dropout=0.0)
-    optimizer = torch.optim.Adam(layer.parameters(), lr=0.03)
-    for _ in range(steps):
-        tokens, wanted, _ = two_questions(64)
-        loss = F.mse_loss(layer(tokens, tokens, tokens)[..., :10], wanted)  # 10 of 12 outputs
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return layer
-
-
-# %% [markdown]
-# We compare one head of width 12 with two of width 6, at the same cost.
-#
-# What can one head do? It gets a blend $w\,a + (1-w)\,b$ of the two values, independent and of variance 1, and $W^O$ must recover both from it. The best linear guess of $a$ has the mean squared error $(1-w)^2/(w^2+(1-w)^2)$, that of $b$ has $w^2/(w^2+(1-w)^2)$: together 1, so ½ on average, whatever $w$ is. Only if the marked token *is* the one before, in one case of six, is $a = b$; then $w = ½$ makes no error, so it is the best choice.
-#
-# **Predict.** What error will one head reach? And two?
-
-# %%
-trained = {h: train_heads(h) for h in (1, 2)}
-torch.manual_seed(1)
-tokens, wanted, marked = two_questions(2_000)
-losses = {h: F.mse_loss(f(tokens, tokens, tokens)[..., :10], wanted) for h, f in trained.items()}
-assert abs(losses[1] - 5 / 12) < 0.03 and losses[2] < 0.003
-print(f"one head {losses[1]:.2f} (expected 5/6 · 1/2 = {5 / 12:.2f}), two heads {losses[2]:.2f}")
-
-# %%
-maps = trained[2].attn  # (B, H, T, S)
-example = int((marked == 3).nonzero()[0])  # one in which token 3 carries the mark
-one, (first, second) = trained[1].attn[example, 0], maps[example]
-most = {tuple(m.argmax(-1).tolist()) for m in (first, second)}
-assert most == {(5, 0, 1, 2, 3, 4), (3,) * 6}  # on the token before, and on the marked one
-heads = {"the only head": one, "head 0 of two": first, "head 1 of two": second}
-places = ["0", "1", "2", "3*", "4", "5"]
-titled(
-    panels(
-        {name: m.round(decimals=2) for name, m in heads.items()},
-        places,
-        places,
-        cell=30,
-        numbers=False,
-        value_title="weight",
-    ),
-    "Two heads learn one question each",
-    "Attention weights after training; token 3 carries the mark (*). The only head blends the token "
-    "before and the marked one; each of the two heads has a sharp map of its own.",
-)
-
-# %% [markdown]
-# In large models few heads are so easy to read.
-#
 # ## Keeping the weights to look at
 #
-# > **In short.** For pictures like these the layer keeps its last weights, detached from the graph and as they were before dropout.
+# > **In short.** For pictures the layer keeps its last weights, as they were before dropout, and detached from the graph.
 #
-# **Pitfall.** A layer that keeps the weights *after* dropout, with their graph, fails in two ways. Its rows don't sum to 1, and the graph stays in memory long after the output is gone:
+# **Pitfall.** It is natural to keep what is multiplied with the values, but two things go wrong:
 
 
 # %%
@@ -474,43 +469,41 @@ class KeepsDroppedWeights(MultiHeadedAttention):
     """The wrong way, kept to be measured: `attn` is what dropout put out, with its graph."""
 
     def forward(self, query, key, value, mask=None):
-        """As in `MultiHeadedAttention`."""
-        kept = []
-        hook = self.dropout.register_forward_hook(lambda module, inputs, out: kept.append(out))
-        output = super().forward(query, key, value, mask)
-        hook.remove()
-        self.attn = kept[0]
-        return output
+        """As in `MultiHeadedAttention`, without masks."""
+        projected = self.project_query(query), self.project_key(key), self.project_value(value)
+        q, k, v = (split_heads(x, self.h) for x in projected)  # (B, H, T|S, d_k)
+        weights = (q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))).softmax(-1)  # (B, H, T, S)
+        self.attn = kept = self.dropout(weights)  # the mistake
+        return self.project_output(merge_heads(kept @ v))
 
+
+# %% [markdown]
+# **Predict.** We call both layers once and throw the output away. How much memory does each still hold?
 
 # %%
 torch.manual_seed(8)
-x = torch.randn(4, 20, 64)
+x = torch.randn(4, 64, 128)  # (B, T, D)
 for kind in (MultiHeadedAttention, KeepsDroppedWeights):
-    layer = kind(h=8, d_model=64, dropout=0.1)
-    layer(x, x, x)
-    sums_to_one = bool((layer.attn.sum(-1) - 1).abs().max() < 1e-9)
-    print(f"{kind.__name__}: rows sum to 1: {sums_to_one}, a graph: {layer.attn.requires_grad}")
-    assert sums_to_one is not layer.attn.requires_grad
+    layer = kind(h=8, d_model=128, dropout=0.1)
+    held = held_bytes(layer, x, x, x) / 2**20  # by the graph, after the output is gone
+    right = bool((layer.attn.sum(-1) - 1).abs().max() < 1e-9)
+    assert right == (held == 0)
+    print(f"{kind.__name__}: its graph holds {held:.0f} MiB; rows sum to 1: {right}")
 
 # %% [markdown]
-# To notice it, add up a row in training mode, or call `copy.deepcopy` on a model that has run once: the copy fails.
+# Our graph is gone. The other holds 3 MiB for 256 tokens until the next call: all that a backward pass needs up to the weights. To notice it, add up a row in training mode, or call `copy.deepcopy` on a model that has run once: the copy fails.
 #
 # ## What several heads cost
 #
-# > **In short.** Several heads need as many multiplications as one, because they share the D projected features.
+# > **In short.** Several heads need as many multiplications and parameters as one, because they share the D projected features.
 #
-# The multiplications for one sentence, T queries and S keys:
-#
-# | part | one head of width D | H heads of width D/H |
+# | multiplications | one head of width D | H heads of width D/H |
 # |---|---|---|
-# | projections of Q and of the output | $2\,T D^2$ | $2\,T D^2$ |
-# | projections of K and V | $2\,S D^2$ | $2\,S D^2$ |
+# | projections | $2\,T D^2 + 2\,S D^2$ | $2\,T D^2 + 2\,S D^2$ |
 # | scores $QK^{\top}$ | $T S D$ | $H \cdot T S \cdot D/H = T S D$ |
 # | weights times values | $T S D$ | $T S D$ |
-# | parameters | $4(D^2 + D)$ | $4(D^2 + D)$ |
 #
-# One thing grows: each head has its own map, so there are H·T·S attention weights. PyTorch's counter agrees with the table at the paper's D = 512:
+# Only the weights grow, to H·T·S. PyTorch's counter agrees with the table at the paper's D = 512:
 
 # %%
 T, S, D = 48, 64, 512
@@ -518,23 +511,37 @@ query, memory = torch.randn(1, T, D), torch.randn(1, S, D)
 for h in (1, 8, 32):
     layer = MultiHeadedAttention(h, D, dropout=0.0)
     products = count_flops(layer, query, memory, memory) // 2  # it counts an addition with each
-    parameters = sum(p.numel() for p in layer.parameters())
     assert products == 2 * T * D**2 + 2 * S * D**2 + 2 * T * S * D
-    assert parameters == 4 * (D**2 + D)
-    print(f"{h:2} heads: {parameters:,} parameters, {products:,} multiplications")
+    print(f"{h:2} heads: {products:,} multiplications")
 
 # %% [markdown]
-# But the more heads, the narrower each is. In the paper's Table 3 one head reaches 24.9 BLEU (a score for translations, chapter 10) on the development set, 8 or 16 heads 25.8, and 32 heads, of width 16 each, 25.4.
+# But the more heads, the narrower each is. In the paper's Table 3 one head reaches 24.9 BLEU (a score for translations, chapter 10), 8 or 16 heads 25.8, and 32 heads, of width 16, 25.4.
+#
+# ## Milestone · Your layer translates
+#
+# > **In short.** `runs_on` puts your layer into chapter 9's translator.
+
+# %%
+runs_on(MultiHeadedAttention)
+
+# %% [markdown]
+# **Predict.** And with the bare view?
+
+# %%
+runs_on(split_heads=split_by_bare_view)
+
+# %% [markdown]
+# No error appears, but little of the German is left.
 #
 # ## Summary
 #
-# - Every head reads all D features of each token; only the projected vector is split, by `view` and then `transpose`.
 # - One head gives one blend. Several heads answer several questions, at the same cost.
-# - One class serves self-attention, causal attention and cross-attention, and agrees with PyTorch's.
+# - Every head reads all D features of each token; only the projected vector is split, by view and transpose.
+# - One class serves all three uses, and agrees with PyTorch's.
 #
 # ## What the paper did that we don't
 #
-# - The projections in the paper's formulas have no biases. Ours do, as in `nn.MultiheadAttention`.
+# - The paper's projections have no biases. Ours do, as in `nn.MultiheadAttention`.
 #
 # ## Exercises
 #
@@ -544,7 +551,7 @@ for h in (1, 8, 32):
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Write `slice_heads(x, h)`, which does what `split_heads` does, for x of shape (B, T, D), but with slices of the last axis and `torch.stack`. Then compare both results' strides and `data_ptr()` with those of x: which shares its memory? `solution("slice_heads")` shows ours.
+# Write `slice_heads(x, h)`, which does what `split_heads` does, but with slices of the last axis and `torch.stack`. Then compare both results' `data_ptr()` with that of x: which shares its memory? `solution("slice_heads")` shows ours.
 
 
 # %%
@@ -561,11 +568,11 @@ check(slice_heads)
 # *think · difficulty ●●○ · worth ●●○ · 15 minutes*
 #
 # 1. Let D = 512 and H = 512. Each head has one feature. Which maps are out of its reach?
-# 2. In "Two questions at once" let the wanted output be the *sum* of the two values. Does the task still need two heads? And for their difference?
+# 2. In "Two questions at once" let the wanted output be the *sum* of the two answers. Does the task still need two heads? And for their difference?
 #
 # <details><summary>An answer</summary>
 #
-# 1. With $d_k = 1$ the score is a product of two numbers, $q_i k_j$. All queries with $q_i > 0$ rank the keys in the same order, those with $q_i < 0$ in the opposite one. "Look at the token before" wants a different key first in every row, and is out of reach. With $d_k = 2$ it isn't: think of directions on a circle.
+# 1. With $d_k = 1$ the score is a product of two numbers, $q_i k_j$. All queries with $q_i > 0$ rank the keys in the same order, those with $q_i < 0$ in the opposite one. "Look at the mirrored place" wants a different key first in every row, and is out of reach. With $d_k = 2$ it isn't: think of directions on a circle.
 # 2. The sum needs only one: weights of ½ and ½, and a $W^O$ that doubles. The difference needs two, since weights are never negative.
 #
 # </details>
@@ -575,7 +582,7 @@ check(slice_heads)
 #
 # *code · difficulty ●●○ · worth ●●● · 20 minutes*
 #
-# `distance_bias` is a fixed rule. A model could also *learn* which distances it prefers (as T5 does): a table of shape (H, 2R + 1) holds one number for each head and each signed distance from −R to R. Key j seen from query i has the distance j − i: column 0 is for keys R places to the left, column R for the query's own place. All keys further away share the outermost number. Write `relative_bias(table, T, S)`, the additive mask of shape (1, H, T, S). Gradients must reach the table. `solution("relative_bias")` shows ours.
+# `distance_bias` is a fixed rule. A model could also *learn* which distances it prefers (as T5 does): a table (H, 2R + 1) holds one number for each head and each distance from −R to R. Key j seen from query i has the distance j − i: column R is the query's own place. Keys further away share the outermost number. Write `relative_bias(table, T, S)`, the additive mask of shape (1, H, T, S). Gradients must reach the table. `solution("relative_bias")` shows ours.
 
 
 # %%
@@ -591,7 +598,7 @@ check(relative_bias)
 #
 # *code · difficulty ●●● · worth ●●● · 30 minutes*
 #
-# Write `without_head(layer, i)`: a *new* `MultiHeadedAttention` with one head fewer that computes what `layer` would if head i sent nothing. It must be smaller, not merely silent, and must leave `layer` as it is. Which rows or columns of which matrices belong to a head? ($d_k$ stays, and a second head can be taken out.) `solution("without_head")` shows ours.
+# Write `without_head(layer, i)`: a *new* `MultiHeadedAttention` with one head fewer that computes what `layer` would if head i sent nothing. It must be smaller, and must leave `layer` as it is. Which rows or columns of which matrices belong to a head? ($d_k$ stays, and a second head can be taken out.) `solution("without_head")` shows ours.
 
 
 # %%

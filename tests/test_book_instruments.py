@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from scripts.book.instruments import count_calls, influence, most_alive, scramble, traced
+from scripts.book.instruments import (
+    count_calls,
+    held_bytes,
+    influence,
+    most_alive,
+    scramble,
+    traced,
+)
 
 GENERATOR = torch.Generator().manual_seed(0)
 WEIGHTS = torch.randn(3, 4, generator=GENERATOR, dtype=torch.float64)  # inputs (4, 2) to (3, 5)
@@ -43,6 +50,13 @@ class Halves(nn.Module):
 
     def forward(self, x, mask):
         return self.second(self.first(x).where(mask, 0.0))
+
+
+def test_held_bytes_counts_what_a_graph_keeps_when_the_output_is_gone():
+    x, kept = torch.randn(100, dtype=torch.float64, requires_grad=True), []
+    assert held_bytes(torch.exp, x) == 0
+    assert held_bytes(lambda x: kept.append(x.exp().exp()), x) == 2 * 800
+    assert held_bytes(lambda x: kept.append((x * x).sum()), x) == 800  # one storage, saved twice
 
 
 def test_traced_notes_each_step_where_it_ends_and_takes_its_hooks_away():

@@ -63,8 +63,25 @@ def test_erratum_05_masked_rows_are_zero():
         assert empty_rows_are_silent(lambda s, m=either: masked_softmax(s, m), empty)
     half = masked_softmax(torch.randn(4, 4).half(), mask)  # in which −1e9 can't be written
     assert half.dtype == torch.float16 and (half[~mask] == 0).all() and half.isfinite().all()
+    with pytest.raises(RuntimeError, match="overflow"):
+        torch.randn(4, 4).half().masked_fill(~mask, -1e9)
     for fill in (-1e9, -math.inf):  # the wrong versions: even weights, and NaN
         assert not empty_rows_are_silent(lambda s, x=fill: softmax_filled(s, mask, x), empty)
+
+
+def test_a_real_nan_stays_visible_and_reaches_no_other_row():
+    scores, mask = torch.randn(4, 4), subsequent_mask(4)[0]
+    scores[2, 1] = math.nan
+    assert masked_softmax(scores, mask).isnan().any(-1).tolist() == [False, False, True, False]
+
+
+def test_pytorch_gives_an_empty_row_zeros_or_nan():
+    """What the chapter says of both: the second, where its weights are asked for."""
+    mask, x = subsequent_mask(3)[0].tril(-1), torch.randn(1, 3, 4)
+    assert (F.scaled_dot_product_attention(x, x, x, attn_mask=mask)[0, 0] == 0).all()
+    layer = torch.nn.MultiheadAttention(4, 1, batch_first=True)
+    assert layer(x, x, x, attn_mask=~mask)[0][0, 0].isnan().all()
+    assert layer(x, x, x, attn_mask=~mask, need_weights=False)[0].isfinite().all()
 
 
 def test_integer_masks_are_refused():

@@ -1,11 +1,16 @@
 """Chapter 2: the layer against PyTorch's, its masks, and what it keeps."""
 
 import copy
+import math
+import re
 
+import pandas as pd
 import pytest
 import torch
+from conftest import ROOT
 from torch import nn
 
+from scripts import ch02_multi_head_attention as chapter
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import (
     KeepsDroppedWeights,
@@ -17,6 +22,21 @@ from scripts.ch02_multi_head_attention import (
 
 PADDING = padding_mask(torch.tensor([[5, 6, 7, 8, 0, 0], [5, 6, 7, 8, 9, 1]]))  # (B, 1, S)
 CAUSAL = subsequent_mask(6)
+
+MISTAKES = {  # in the definitions that the workbook leaves to the reader
+    "a bare view": ("x.unflatten(-1, (h, -1)).transpose(1, 2)", "x.view(len(x), h, x.size(1), -1)"),
+    "tokens before heads": (".unflatten(-1, (h, -1)).transpose(1, 2)", ".unflatten(-1, (h, -1))"),
+    "joined as they lie": ("x.transpose(1, 2).flatten(-2)", "x.reshape(len(x), x.size(2), -1)"),
+    "no dropout": ("attention(q, k, v, mask, self.dropout)", "attention(q, k, v, mask)"),
+    "dropout on the heads": ("merge_heads(x))", "merge_heads(self.dropout(x)))"),
+    "dropped weights kept": ("weights.detach()", "self.dropout(weights).detach()"),
+    "the graph kept": ("weights.detach()", "weights"),
+    "no output projection": ("self.project_output(merge_heads(x))", "merge_heads(x)"),
+    "a mask for each sentence taken for one for each head": ("mask.dim() == 3", "False"),
+    "no mask": ("(q, k, v, mask,", "(q, k, v, None,"),
+    "key and value exchanged": ("(q, k, v, mask,", "(q, v, k, mask,"),
+    "one projection for two": ("self.project_key(key)", "self.project_query(key)"),
+}
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -100,3 +120,38 @@ def test_erratum_06_kept_weights_sum_to_one_and_hold_no_graph():
     assert (wrong.attn.sum(-1) - 1).abs().max() > 0.1 and wrong.attn.requires_grad
     with pytest.raises(RuntimeError):
         copy.deepcopy(wrong)
+
+
+@pytest.mark.parametrize("mistake", [None, *MISTAKES])
+def test_a_mistake_in_the_readers_code_fails_a_check_before_the_comparison_with_torch(mistake):
+    text = (ROOT / "scripts/ch02_multi_head_attention.py").read_text("utf-8")
+    right, wrong = MISTAKES.get(mistake, ("", ""))
+    assert right in text
+    start, end = "## Splitting into heads", "## The same numbers as PyTorch"
+    part = text[text.index(start) : text.index(end)]
+    cells = [cell for cell in re.split(r"(?m)^# %%", part)[1:] if not cell.startswith(" [mark")]
+    space = dict(vars(chapter))
+    space.update(pd=pd, math=math, titled=lambda chart, *_, **__: chart)
+    code = "\n".join(cell.split("\n", 1)[1] for cell in cells)
+    run = lambda: exec(code.replace(right, wrong) if mistake else code, space)  # noqa: E731
+    if mistake is None:
+        run()
+    else:
+        with pytest.raises((AssertionError, RuntimeError)):
+            run()
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_said_of_eight_seeds(seed):
+    torch.manual_seed(1)
+    letters, marked = torch.randint(4, 14, (2_000, 6)), torch.randint(6, (2_000,))
+    tokens, answers = chapter.two_questions(letters, marked)
+    missed = {}
+    for h, asked in ((1, 1), (1, 2), (2, 2), (3, 2)):
+        layer = chapter.train_heads(h, asked, seed)
+        wanted = answers[..., : asked * 14]
+        output = layer(tokens, tokens, tokens)[0][..., : asked * 14]
+        error = (output - wanted).square().mean() / wanted.var((0, 1)).mean()
+        missed[h, asked] = error.item()
+    assert 0.4225 < missed.pop((1, 2)) < 0.4275 and max(missed.values()) < 0.001

@@ -78,7 +78,6 @@ BLOCKS = torch.block_diag(torch.ones(1, 1), torch.ones(3, 3)).tril() > 0
 SLOPES = torch.tensor([[[1 / 16]], [[1 / 256]]])
 FACTS = {  # arguments, and what our solution should give, from elsewhere
     "as_text": ((["▁Ein", "▁H", "am", "mer", "."],), "Ein Hammer."),
-    "insisting_query": ((0.9,), [math.log(18), 0, 0, 0]),
     "window_mask": ((5, 2, 2), (torch.eye(5) + torch.eye(5).roll(2, 0).tril())[None] > 0),
     "streaming_attention": ((Q, zip(K.split(1), V.split(1), strict=True)), attention(Q, K, V)[0]),
     "slice_heads": ((MAPS[0, :, :3], 2), split_heads(MAPS[0, :, :3], 2)),
@@ -131,7 +130,6 @@ PROPERTIES = {  # what our solution gives where an exercise asks for properties,
     "linear_rate": [["ValueError", *WARMUP, *[n / 28 for n in range(7, 0, -1)], 0, 0], ...],
     "confused": [6, 1],
     "deepened": [2, ..., True, [True] * 4],
-    "fresh_stack": [[True, 3, 12]],
     "budget_batches": [[*range(300)], True, True, [True, False, False], [[[0]], "ValueError"]],
     "misleading_table": [True, [False, False, True]],
     "likeliest_text": [
@@ -208,14 +206,6 @@ def hidden_in_another_order(x, losses, fit):
     return np.sqrt(np.square(residuals).mean())
 
 
-def layer_by_hand(x, attend, think, norms, norm_first):
-    if norm_first:
-        x = x + attend(norms[0](x))
-        return x + think(norms[1](x))
-    x = norms[0](x + attend(x))
-    return norms[1](x + think(x))
-
-
 def pair_by_pair(query, key, value, w, m, u, mask=None):
     queries = (query @ w.T).unbind(-2)
     scores = [(x.unsqueeze(-2) + key @ m.T).tanh() @ u for x in queries]
@@ -230,7 +220,6 @@ def divided_by_the_sum(logits, top):
 
 RIGHT = {
     "additive_attention": pair_by_pair,
-    "layer_from_parts": layer_by_hand,
     "leave_one_out": hidden_in_another_order,
     "router": divided_by_the_sum,
     "word_numbers": lambda *inputs: dict(reversed(ours("word_numbers")(*inputs).items())),

@@ -14,6 +14,8 @@ from conftest import CHAPTERS, ROOT
 from scripts.book import first_cell
 from scripts.book.address import set_address
 from scripts.book.first_cell import MARK, stamp
+from scripts.book.workbook import one_deeper
+from scripts.core.models import STUDIED
 
 HOME = "from-attention-to-translation"
 CHAPTER = "ch02_multi_head_attention"  # it runs in some seconds
@@ -38,8 +40,7 @@ def series(tmp_path_factory) -> Path:
         shutil.copytree(ROOT / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("Makefile", "pyproject.toml", "CITATION.cff", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, home)
-    (home / "models").mkdir()
-    (home / "models/README.md").touch()
+    shutil.copytree(STUDIED, home / STUDIED.relative_to(ROOT))
     project = (home / "pyproject.toml").read_text("utf-8")
     more = project.replace("dependencies = [\n", 'dependencies = [\n    "series_probe>=1",\n', 1)
     (home / "pyproject.toml").write_text(more, "utf-8")
@@ -117,7 +118,9 @@ def test_a_checkout_that_is_not_installed_is_used(series, run, tmp_path):
     script.write_text(f"{PROBE}\n{first_cell.first_cell()}{WHERE}", "utf-8")
     as_script = run(script, cwd=tmp_path)  # from anywhere
     in_notebook = run("-c", script.read_text("utf-8"), cwd=series / "notebooks")
-    for done in (as_script, in_notebook):
+    (folder := series / "build/workbook").mkdir(parents=True)
+    in_workbook = run("-c", one_deeper(script.read_text("utf-8")), cwd=folder)
+    for done in (as_script, in_notebook, in_workbook):
         ran = f"ran {series.resolve() / 'scripts/ch01_attention.py'}\n"
         assert (done.stdout, done.stderr) == (ran, "")
     script.unlink()

@@ -8,13 +8,13 @@ from functools import partial
 import pytest
 import torch
 from conftest import ROOT
+from parity import to_torch_transformer
 from test_steps_agree import Recorded
 from tiny import example_batch
 from torch.testing import assert_close
 
 from scripts.book.figures.speed import speed_frame
 from scripts.book.records import load_record
-from scripts.ch04_encoder_decoder import to_torch_transformer
 from scripts.ch06_training import BOS, EOS, LabelSmoothing
 from scripts.ch07_multi30k import FIXED_WIDTH, Example
 from scripts.ch11_where_the_time_goes import BASE, SMALL, TINY, series_model

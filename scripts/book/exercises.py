@@ -1,7 +1,8 @@
 """Exercises in a chapter: `check(your_function)` judges it, `solution("its_name")` shows ours.
 
-Both look into `scripts.exercises`, and only when they are called. There, an exercise is data: our
-solution, what it is tried on, and the likeliest mistakes, each a wrong function with its message.
+`runs_on(your_function)` translates with it. All look into `scripts.exercises`, and only when they
+are called. There, an exercise is data: our solution, what it is tried on, and the likeliest
+mistakes, each a wrong function with its message.
 """
 
 import dis
@@ -137,6 +138,15 @@ def solution(name: str) -> None:
     """Print our solution of the exercise. Raises ValueError if there is no such exercise."""
     source = inspect.getsource(find(name).solution)
     print(re.sub(r"^@exercise\(.*?\n\)\n", "", source, flags=re.DOTALL).rstrip())
+
+
+def runs_on(*parts: Callable, **named: Callable) -> None:
+    """Translates with your functions or classes in a trained model, beside ours.
+
+    A part stands in for the chapters' of the same name: runs_on(EncoderLayer), or with any other
+    name of your own, runs_on(EncoderLayer=MyLayer). Prints what comes out, and what goes wrong.
+    """
+    importlib.import_module("scripts.exercises.milestones").runs_on(*parts, **named)
 
 
 @functools.cache

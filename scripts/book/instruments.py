@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,28 @@ def saved_bytes(function: Callable[..., object], *inputs: Tensor) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         function(*inputs)
     return sum(size for size, _ in storages.values())
+
+
+def held_bytes(function: Callable[..., object], *inputs: Tensor) -> int:
+    """Bytes that autograd still keeps when `function(*inputs)` has run and its output is gone."""
+    boxes: WeakSet[Box] = WeakSet()
+
+    def note(tensor: Tensor) -> Box:
+        box = Box(tensor.detach())
+        boxes.add(box)
+        return box
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda box: box.tensor):
+        function(*inputs)
+    storages = {box.tensor.untyped_storage()._cdata: box.tensor for box in boxes}
+    return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+
+
+class Box:
+    """A tensor that autograd saved: as long as the graph lives, the box does."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor
 
 
 def most_alive(function: Callable[..., object], *inputs: Any) -> int:

@@ -12,23 +12,6 @@ from scripts.ch01_attention import attention, masked_softmax
 
 
 @exercise(
-    lambda: [(0.5,), (0.9,)],
-    "the weight isn't the share: solve the softmax formula for s; the other three numbers are 0",
-    "right only without dividing by √d_k: a score is half of q · k",
-    lambda share: [math.log(2 * share / (1 - share)) / 2, 0.0, 0.0, 0.0],
-    "two other words count too: a score of 0 becomes e⁰ = 1 in the softmax",
-    lambda share: [math.log(share / (1 - share)), 0.0, 0.0, 0.0],
-)
-def insisting_query(share: float) -> list[float]:
-    """The score is s·2/√4 = s, and the other two are 0: share = eˢ / (eˢ + 2).
-
-    So s is 0.6931, 5.2883 and 9.9034: each further nine in the share adds about ln 10 = 2.3. A
-    weight of exactly 1 needs an infinite score.
-    """
-    return [math.log(2 * share / (1 - share)), 0.0, 0.0, 0.0]
-
-
-@exercise(
     lambda: [(6, 3, 1), (9, 3, 2), (4, 6, 1)],
     "not the window: position i sees itself and looks back in steps of `gap`, r positions at most",
     "the mask is inverted: in this series True means *may look*",

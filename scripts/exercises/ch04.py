@@ -1,13 +1,6 @@
 """Chapter 4's exercises."""
 
-from collections.abc import Callable
-
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from scripts.book.exercises import exercise
-from scripts.ch04_encoder_decoder import PositionwiseFeedForward, clones
 
 
 @exercise(
@@ -26,46 +19,3 @@ def encoder_parameters(N: int, d_model: int, d_ff: int) -> int:
     attention = 4 * (d_model * d_model + d_model)
     feed_forward = d_model * d_ff + d_ff + d_ff * d_model + d_model
     return N * (attention + feed_forward + 2 * 2 * d_model)
-
-
-def parts(norm_first: bool) -> tuple:
-    """Input and simple parts, of which no two are alike."""
-    norms = [lambda x: F.layer_norm(x, (8,)), lambda x: 2 * F.layer_norm(x, (8,))]
-    return torch.randn(2, 5, 8), lambda x: x.cumsum(1), torch.sin, norms, norm_first
-
-
-@exercise(
-    lambda: [parts(False), parts(True)],
-    "not the layer that the formula gives: is x added back, and is each part in its place?",
-    "that is pre-norm: in post-norm the sum is normalised",
-    lambda x, attend, think, norms, norm_first: layer_from_parts(x, attend, think, norms, True),
-    "that is post-norm: in pre-norm a sublayer's input is normalised",
-    lambda x, attend, think, norms, norm_first: layer_from_parts(x, attend, think, norms, False),
-)
-def layer_from_parts(
-    x: Tensor, attend: Callable, think: Callable, norms: list[Callable], norm_first: bool
-) -> Tensor:
-    """An encoder layer (B, S, D) to (B, S, D): post-norm, or pre-norm with `norm_first`."""
-    for sublayer, norm in zip((attend, think), norms, strict=True):
-        x = x + sublayer(norm(x)) if norm_first else norm(x + sublayer(x))
-    return x
-
-
-def freshness(function: Callable) -> list:
-    """Does PyTorch see the layers, and how many of their tensors differ?"""
-    stack = function(lambda: PositionwiseFeedForward(4, 6), 3)
-    sums = {p.sum().item() for layer in stack for p in layer.parameters()}
-    return [isinstance(stack, nn.Module), len(stack), len(sums)]
-
-
-@exercise(
-    lambda: [freshness],
-    "there must be N layers, and each starts with numbers of its own",
-    "a plain list hides its layers: parameters(), .to() and state_dict() don't look inside",
-    lambda make, N: [make() for _ in range(N)],
-    "all layers start with the same numbers: a deep copy copies them, and one layer is not N",
-    lambda make, N: clones(make(), N),
-)
-def fresh_stack(make: Callable[[], nn.Module], N: int) -> nn.ModuleList:
-    """N layers, each built from scratch."""
-    return nn.ModuleList(make() for _ in range(N))

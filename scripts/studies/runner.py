@@ -25,7 +25,7 @@ from scripts.book.command import GOES_ON, Command
 from scripts.book.files import writable, write_whole
 from scripts.book.records import RESULTS, git_commit, load_record, provenance, save_record
 from scripts.ch12_going_fast import keep_memory
-from scripts.core.settings import TrainConfig, known_settings
+from scripts.core.settings import known_settings
 
 SWEEP, SEEDS = 0, (1, 2, 3)  # the seed that chooses a rate isn't one of those that count
 
@@ -170,14 +170,13 @@ class Hours:
     """Keep the record in results/, and not below the folder of runs."""
 
 
-def study_command(
-    module: str, base: TrainConfig, plan: Callable[[Plan], None], work: Work
-) -> Command:
+def study_command(module: str, base: Any, plan: Callable[[Plan], None], work: Work) -> Command:
     """The command of the study that is the module of this name, in `base`'s setting."""
 
     def run(options: Hours) -> dict[str, Any]:
         """Train what is missing of a study, as far as the hours allow."""
-        study = Study(f"{module.rpartition('.')[2]}-{base.corpus}", asdict(base), plan, work)
+        name = f"{module.rpartition('.')[2].replace('_', '-')}-{base.corpus}"
+        study = Study(name, asdict(base), plan, work)
         folder = RESULTS if options.save else runs_folder() / "results"
         step_back()
         one_thread()  # also here: the record says how many a run had

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import heatmap, lines, named, rounded
+from scripts.book.charts import heatmap, named, rounded
 from scripts.book.figures.diagram import Diagram, drawn
-from scripts.book.look import GREY, INK, LOG, PALE, PALETTE
+from scripts.book.look import GREY, INK, PALE, PALETTE, bar_axis, colored
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -21,63 +20,97 @@ def architecture_chart() -> alt.LayerChart:
     return drawn("architecture").chart()
 
 
-def hand_chart(
-    weights: np.ndarray,
-    values: np.ndarray,
-    outputs: np.ndarray,
-    words: Sequence[str],
-    axes: tuple[str, str],
-) -> alt.HConcatChart:
-    """Weights (S, S) as a map; beside it values (S, 2) as corners and outputs (S, 2) among them."""
-    look = {"row_title": "who looks (query)", "column_title": "at whom (key)"}
-    who_looks = heatmap(weights, words, words, value_title="weight", domain=(0, 1), cell=64, **look)
-    offsets = {"value (in)": {"align": "left", "dx": 8, "dy": -9}, "output (mixed)": {"dy": 16}}
-    points = pd.concat(
-        pd.DataFrame(rows, columns=["x", "y"]).assign(word=words, what=kind)
-        for rows, kind in zip((values, outputs), offsets, strict=True)
-    )
-    outline = points[: len(words)].iloc[[*range(len(words)), 0]].assign(order=range(len(words) + 1))
-    top = math.ceil(values.max())
-    place = {"scale": alt.Scale(domain=[-0.1 * top, 1.15 * top], nice=False)}
-    place["axis"] = alt.Axis(values=list(range(top + 1)), format="d")
-    x, y = alt.X("x:Q", title=axes[0], **place), alt.Y("y:Q", title=axes[1], **place)
-    color = alt.Color("what:N", title=None).scale(domain=list(offsets), range=PALETTE[:2])
-    dots = alt.Chart(rounded(points)).encode(x, y, color)
-    edge = alt.Chart(outline).mark_line(color="#BBBBBB", strokeWidth=1.5)
-    layers = [edge.encode(x, y, order="order:Q"), dots.mark_point(filled=True, size=90, opacity=1)]
-    for kind, offset in offsets.items():
-        own = dots.transform_filter(alt.datum.what == kind)
-        layers.append(own.mark_text(**offset).encode(text="word:N"))
-    corners = alt.layer(*layers).properties(width=250, height=250)
-    return alt.hconcat(who_looks, corners, spacing=50).resolve_scale(color="independent")
+def exchange_chart(means: pd.DataFrame) -> alt.LayerChart:
+    """A row for each exchange, a dot for each column of `means`: the gap on either side of 0."""
+    frame = means.rename_axis("exchanged").reset_index()
+    frame = rounded(frame.melt("exchanged", var_name="caption with", value_name="gap"))
+    colors = dict(zip(means.columns, (PALETTE[1], PALETTE[0]), strict=True))
+    x = alt.X("gap:Q", title="gap: log p(wearing) − log p(carrying)")
+    x = x.axis(values=[-2, 0, 2, 4], grid=False)
+    y = bar_axis("exchanged", list(means.index), grid=True).title("exchanged rows")
+    dots = alt.Chart(frame).mark_circle(size=110, opacity=1, aria=False)
+    border = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(strokeDash=[5, 4], aria=False)
+    layers = [border.encode(x), dots.encode(x, y, colored("caption with", colors))]
+    return alt.layer(*layers).properties(width=430, height=alt.Step(26))
 
 
-def saturation_chart(
-    spread: Tensor, weights: Tensor, slope: Tensor, wide: float
-) -> alt.HConcatChart:
-    """Softmax's four weights (N, 4) and its slope (N) over the scores' spread (N).
+def matrices_chart(
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
+    value: Tensor,
+    output: Tensor,
+    asking: Sequence[str],
+    asked: Sequence[str],
+) -> alt.VConcatChart:
+    """Attention as matrices with their sizes: Q (T, 2) · Kᵀ = scores, then weights · V = output.
 
-    Dashed lines mark the spreads 1 and `wide`.
+    `asking` (T) are the names of the places that look, `asked` (S) of those that are looked at.
     """
-    names = ["highest score", "second", "third", "lowest"]
-    frame = pd.DataFrame(weights.numpy(), columns=names).assign(spread=spread.numpy())
-    long = frame.melt("spread", var_name="key", value_name="weight")
-    slopes = frame.assign(slope=slope.numpy())
-    x = alt.X("spread:Q", title="spread of the scores (log scale)").scale(domain=[0.1, 32], **LOG)
-    x = x.axis(values=[0.1, 0.3, 1, 3, 10, 30], format="~g")
-    sharp = lines(long, "spread", "weight", "key", width=270)
-    learning = lines(slopes, "spread", "slope", y_title="slope left, Σ w(1 − w)", width=270)
-    curves = [sharp, learning.encode(color=alt.value(PALETTE[-1]))]
+    letters = [chr(ord("a") + i) for i in range(value.size(1))]
+    scores = query @ key.T
 
-    marks = pd.DataFrame({"spread": [1.0, wide], "label": ["divided", "not divided"]})
-    rule = alt.Chart(rounded(marks)).encode(x="spread:Q")
-    dashes = rule.mark_rule(strokeDash=[5, 4], color=GREY)
-    label = rule.mark_text(align="right", dx=-5, dy=4, color=GREY, baseline="top")
-    label = label.encode(text="label:N")
-    panels = []
-    for chart, height in zip(curves, (30, 0), strict=True):  # where no curve passes
-        panels.append(chart.encode(x) + dashes + label.encode(y=alt.value(height)))
-    return alt.hconcat(*panels)
+    def matrix(name: str, table: Tensor, rows: Sequence[str], columns: Sequence[str], **look):
+        chart = heatmap(table, rows, columns, cell=33, **look)
+        chart.layer[0].encoding.color.legend = None
+        size = ", ".join(map(str, table.shape))
+        return chart.properties(title=alt.Title(f"{name} ({size})", fontSize=13))
+
+    def sign(text: str) -> alt.Chart:
+        mark = alt.Chart(pd.DataFrame({"text": [text]})).mark_text(fontSize=22)
+        return mark.encode(text="text:N").properties(width=18, height=165)
+
+    blank, name = ["", ""], f"softmax(QKᵀ / √{query.size(1)})"
+    limit = max(table.abs().max().item() for table in (query, key, scores))
+    signed = {"scheme": "diverging", "domain": (-limit, limit), "digits": 0}
+    shares = {"domain": (0, 1), "digits": 2}
+    above = [
+        matrix("Q", query, asking, blank, **signed),
+        sign("×"),
+        matrix("Kᵀ", key.T, blank, asked, **signed),
+        sign("="),
+        matrix("QKᵀ", scores, asking, asked, **signed),
+    ]
+    below = [
+        matrix(name, weights, asking, asked, **shares),
+        sign("×"),
+        matrix("V", value, asked, letters, digits=0),
+        sign("="),
+        matrix("result", output, asking, letters, **shares),
+    ]
+    lines = [alt.hconcat(*row, spacing=6, center=True) for row in (above, below)]
+    return alt.vconcat(*lines, spacing=18).resolve_scale(color="independent")
+
+
+def order_maps(
+    maps: Mapping[str, Tensor], rows: Mapping[str, Sequence[str]], columns: Sequence[str]
+) -> alt.HConcatChart:
+    """Weights (T, S) side by side, each map with its own names for its rows."""
+    charts = {}
+    for name, table in maps.items():
+        look = {"column_title": "looked at", "row_title": "" if charts else "written"}
+        look |= {"cell": 30, "digits": 1, "domain": (0, 1)}
+        charts[name] = heatmap(table.round(decimals=1), rows[name], columns, **look)
+        charts[name].layer[0].encoding.color.legend = None
+    return alt.hconcat(*named(charts), spacing=14)
+
+
+def saturation_chart(scores: Tensor, names: Sequence[str], spread: float) -> alt.LayerChart:
+    """Softmax of `scores` (S), which have spread 1, stretched to a slider's spread.
+
+    The slider begins at `spread`, which the picture shows.
+    """
+    bind = alt.binding_range(min=0.1, max=32, step=0.1, name="spread of the scores ")
+    slider = alt.param(name="spread", value=spread, bind=bind)
+    keys = alt.Chart(rounded(pd.DataFrame({"letter": names, "score": scores.numpy()})))
+    keys = keys.transform_calculate(power="exp(spread * datum.score)")
+    keys = keys.transform_joinaggregate(total="sum(power)")
+    keys = keys.transform_calculate(weight="datum.power / datum.total")
+    x = alt.X("weight:Q", title="weight").scale(domain=[0, 1.15], nice=False)
+    bars = keys.encode(x.axis(values=[0, 0.5, 1]), bar_axis("letter", list(names)))
+    number = bars.mark_text(align="left", dx=5).encode(text=alt.Text("weight:Q", format=".2f"))
+    both = (bars.mark_bar(color=PALETTE[0]) + number).properties(width=400, height=alt.Step(34))
+    return both.add_params(slider)
 
 
 WORD_LOOKS = {  # in the drawing of a layer
@@ -160,41 +193,47 @@ def layer_diagram(heads: int = 4) -> alt.LayerChart:
 def lookup(one_hot: Tensor, table: Tensor, vectors: Tensor, names: list[str]) -> alt.HConcatChart:
     """One-hot rows (T, V) times a table (V, D) are vectors (T, D); `names` are the tokens'."""
     limit = table.abs().max().item()
-    look = {"scheme": "diverging", "domain": (-limit, limit), "cell": 36}
+    look = {"scheme": "diverging", "domain": (-limit, limit), "cell": (32, 22)}
     rows = [f"row {i}" for i in range(len(table))]
+    ones = [["1" if hit else "" for hit in row] for row in one_hot]
     panels = {
-        "one-hot (T, V)": heatmap(one_hot, names, cell=36, digits=0),
-        "table × √D (V, D)": heatmap(table, rows, **look),
-        "vectors (T, D)": heatmap(vectors, names, **look),
+        "one-hot (T, V)": heatmap(one_hot, names, range(len(table)), cell=(21, 22), texts=ones),
+        "table × √D (V, D)": heatmap(table, rows, numbers=True, digits=1, **look),
+        "vectors (T, D)": heatmap(vectors, names, digits=1, **look),
     }
     for chart in panels.values():
         chart.layer[0].encoding.color.legend = None
     return alt.hconcat(*named(panels)).resolve_scale(color="independent")
 
 
-def clocks(table: Tensor, pairs: tuple[int, ...], step: int) -> alt.FacetChart:
-    """Where the hands `pairs` of sinusoids (length, D) stand; each `step`-th has its number."""
-    d_model = table.size(1)
-    rows = []
-    for i in pairs:
-        degrees = math.degrees(10_000 ** (-2 * i / d_model))
-        for pos, (sin, cos) in enumerate(table[:, 2 * i : 2 * i + 2].tolist()):
-            label = str(pos) if pos % step == 0 else ""
+CLOCK_FACE = (2 * 150 / 2.8) ** 2  # a point's size is its diameter squared, in pixels
+
+
+def clocks(speeds: Tensor, hands: Sequence[int], length: int, step: int) -> alt.FacetChart:
+    """Where some `hands` stand at positions 0 to `length` − 1; each `step`-th has its number."""
+    rows, names = [], [f"hand {i}: {math.degrees(speeds[i]):.1f}° a step" for i in hands]
+    for name, speed in zip(names, speeds[list(hands)].tolist(), strict=True):
+        apart = step * speed > 0.15  # numbers that would overlap give way to the first
+        for pos in range(length):
+            sin, cos = math.sin(pos * speed), math.cos(pos * speed)
+            label = str(pos) if pos == 0 or (apart and pos % step == 0) else ""
             spot = [round(value, 4) for value in (sin, cos, 1.25 * sin, 1.25 * cos)]
-            rows.append((pos, label, f"hand {i}: {degrees:.1f}° a step", *spot))
+            rows.append((pos, label, name, *spot))
     columns = ["position", "label", "hand", "sin", "cos", "label x", "label y"]
     look = {"scale": alt.Scale(domain=(-1.4, 1.4), nice=False), "axis": alt.Axis(values=[-1, 0, 1])}
     x, y = alt.X("sin:Q", title="sin", **look), alt.Y("cos:Q", title="cos", **look)
     color = alt.Color("position:Q", legend=None).scale(scheme="viridis")
     base = alt.Chart(pd.DataFrame(rows, columns=columns))
-    hands = base.transform_filter("datum.label").mark_rule(color=GREY)
+    labelled = base.transform_filter("datum.label")
+    face = base.transform_filter("datum.position == 0").encode(x=alt.datum(0), y=alt.datum(0))
     layers = [
-        hands.encode(x="sin:Q", y="cos:Q", x2=alt.datum(0), y2=alt.datum(0)),
-        base.mark_circle(size=70, opacity=1).encode(x, y, color),
-        base.mark_text().encode(x="label x:Q", y="label y:Q", text="label:N"),
+        face.mark_point(size=CLOCK_FACE, color=PALE, strokeWidth=2, opacity=1, aria=False),
+        labelled.mark_rule(color=GREY, aria=False).encode(x, y, x2=alt.datum(0), y2=alt.datum(0)),
+        base.mark_circle(size=70, opacity=1, aria=False).encode(x, y, color),
+        labelled.mark_text().encode(x="label x:Q", y="label y:Q", text="label:N"),
     ]
-    drawn = alt.layer(*layers).properties(width=175, height=175)
-    return drawn.facet(facet=alt.Facet("hand:N", title=None), columns=3)
+    drawn = alt.layer(*layers).properties(width=150, height=150)
+    return drawn.facet(facet=alt.Facet("hand:N", title=None, sort=names), columns=len(hands))
 
 
 def stacks(N: int = 6) -> alt.LayerChart:
@@ -224,20 +263,6 @@ def stacks(N: int = 6) -> alt.LayerChart:
 def wirings() -> alt.LayerChart:
     """An encoder layer in post-norm and in pre-norm: each sublayer, its norm, and the road of x."""
     return drawn("wirings").chart()
-
-
-def decades(
-    frame: pd.DataFrame, x: str, y: str, color: str, powers: Iterable[int], places: Iterable[int]
-) -> alt.LayerChart:
-    """Lines of `y` over `x` on a log axis with ticks at `powers` of ten, named at their ends."""
-    base = alt.Chart(rounded(frame)).encode(
-        alt.X(f"{x}:Q").axis(values=list(places), grid=False),
-        alt.Y(f"{y}:Q").axis(values=[10.0**n for n in powers], format=".0e").scale(type="log"),
-        alt.Color(f"{color}:N", sort=None, legend=None),
-    )
-    ends = base.transform_filter(alt.datum[x] == int(frame[x].max()))
-    names = ends.mark_text(align="left", dx=8).encode(text=f"{color}:N")
-    return alt.layer(base.mark_line(point={"size": 45}), names).properties(width=480, height=240)
 
 
 def layer_lines(frame: pd.DataFrame, columns: list[str], color: str) -> alt.HConcatChart:

@@ -1,0 +1,115 @@
+"""Milestones: the reader's own definitions in a trained translator, beside ours.
+
+Chapters reach `runs_on` through `scripts.book.exercises`.
+"""
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import zip_longest
+from unittest.mock import patch
+
+import torch
+
+from scripts.ch01_attention import padding_mask, subsequent_mask
+from scripts.ch06_training import BOS, EOS
+from scripts.ch07_multi30k import source_ids
+from scripts.ch08_decoding import plain_translate
+from scripts.core.models import STUDIED, Trained, load_model
+
+GERMAN = (  # of different lengths, so that there are pads; the last one stumbles over small faults
+    "Ein brauner Hund spielt im Garten.",
+    "Ein alter Mann repariert vor seinem Haus ein Fahrrad.",
+    "Eine Frau, die einen Hut trägt, malt ein Bild von einem Baum.",
+)
+HOMES = (  # where the model is put together, from parts that are found by their names
+    "ch01_attention",
+    "ch02_multi_head_attention",
+    "ch03_embeddings_and_positions",
+    "ch04_encoder_decoder",
+    "core.settings",
+)
+
+
+@contextmanager
+def standing_in(parts: Mapping[str, Callable]) -> Iterator[None]:
+    """Meanwhile, each of `parts` is what the model's modules find under its name.
+
+    Raises ValueError for a name that none of them has.
+    """
+    homes = [importlib.import_module(f"scripts.{name}") for name in HOMES]
+    with ExitStack() as stack:
+        for name, part in parts.items():
+            found = [home for home in homes if hasattr(home, name)]
+            if not found:
+                raise ValueError(f"no part of the translator is called {name!r}")
+            for home in found:
+                stack.enter_context(patch.object(home, name, part))
+        yield
+
+
+def fitted() -> Trained:
+    """The trained model, made of what the names mean now. Raises ValueError if it doesn't fit."""
+    try:
+        return load_model(STUDIED)
+    except ValueError as error:
+        what = re.search(r"\((.+) differs\)", str(error))
+        if not what:
+            raise
+        fault = f"the trained weights don't fit your parts: {what[1]} differs, in name or shape"
+        raise ValueError(fault) from None
+
+
+@torch.no_grad()
+def mean_probability(trained: Trained, texts: list[str]) -> float:
+    """What the model gives each next piece of `texts`, translations of `GERMAN`, on average."""
+    given = []
+    for german, text in zip(GERMAN, texts, strict=True):
+        src = torch.tensor([source_ids(german, trained.tokenizer)])  # (1, S)
+        tgt = torch.tensor([[BOS, *trained.tokenizer.encode(text), EOS]])  # (1, T+1)
+        masks = padding_mask(src), subsequent_mask(tgt.size(1) - 1)
+        logits = trained.model.generator(trained.model(src, tgt[:, :-1], *masks))  # (1, T, V)
+        given.append(logits.softmax(-1).gather(-1, tgt[:, 1:, None]).flatten())
+    return torch.cat(given).mean().item()
+
+
+def verdict(yours: list[str], ours: list[str], probability: float, expected: float) -> str:
+    """One sentence: what the reader's parts do to the translations."""
+    if math.isnan(probability):
+        return "Yours computes what is no number (NaN)."
+    if yours == ours:
+        same = abs(probability - expected) < 1e-5
+        return f"The same words, {'and' if same else 'but not'} the same numbers."
+    if len(set(yours)) == 1:
+        return "Yours says the same, whatever it reads."
+    if any(re.search(r"(\S.{0,20}?)\1\1\1", text) for text in yours):
+        return "Yours repeats itself."
+    if any(2 * len(text) < len(right) for text, right in zip(yours, ours, strict=True)):
+        return "Yours stops too early."
+    pairs = zip_longest(*(" ".join(texts).split() for texts in (yours, ours)), fillvalue="nothing")
+    word, right = next(pair for pair in pairs if pair[0] != pair[1])
+    return f'Yours goes astray: it says "{word}" where ours says "{right}".'
+
+
+def runs_on(*parts: Callable, **named: Callable) -> None:
+    """Translates with your functions or classes in place of those of the same name, or of `named`.
+
+    The model is chapter 9's, with its trained weights. Prints your translations beside ours, and
+    what yours does wrong, if it does. Raises ValueError if a name is unknown or weights don't fit.
+    """
+    trained = fitted()
+    ours = plain_translate(trained, GERMAN)
+    expected = mean_probability(trained, ours)
+    with standing_in({part.__name__: part for part in parts} | named):
+        trained = fitted()
+        yours = plain_translate(trained, GERMAN)
+        probability = mean_probability(trained, ours)
+    for german, text, right in zip(GERMAN, yours, ours, strict=True):
+        print(german)
+        print("  yours:", text if len(text) < 90 else f"{text[:90]} …")
+        print("  ours: ", right)
+    print(verdict(yours, ours, probability, expected))
+    numbers = f"{probability:.3f} by yours, {expected:.3f} by ours"
+    print(f"Mean probability of our translations' tokens: {numbers}.")
