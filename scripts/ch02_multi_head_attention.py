@@ -119,7 +119,7 @@ assert abs(missed.pop((1, 2, 0)) - 5 / 12) < 0.03
 assert max(missed.values()) < 0.05
 
 # %% [markdown]
-# One head answers one question without error. Asked both, it misses 0.42 of the variance, as predicted, and names wrong letters. A network behind it takes the blend apart: letters are 1s among zeros, so 0.8·a + 0.2·b hides nothing, but no matrix can read both from it. (Without its ReLU the network is a matrix again, and misses 0.42.) Two heads hand the answers over separately: a matrix is enough, and nothing need be untangled. A third repeats one of their maps. (With eight seeds one head misses 0.420 to 0.424, with the network 0.007 to 0.016, all others less than 0.002.)
+# One head answers one question without error. Asked both, it misses 0.42 of the variance, as predicted, and names wrong letters. A network behind it takes the blend apart: letters are 1s among zeros, so 0.75·a + 0.25·b hides nothing, but no matrix can read both from it. (Without its ReLU the network is a matrix again, and misses 0.42.) Two heads hand the answers over separately: a matrix is enough, and nothing need be untangled. A third repeats one of their maps. (With eight seeds one head misses 0.420 to 0.424, with the network 0.007 to 0.016, all others less than 0.002.)
 
 # %%
 pair = maps[1, 2, 0][0, 0], *maps[2, 2, 0][0]  # (T, S) each
@@ -225,12 +225,14 @@ pd.DataFrame(entries[0], index=names).map("{:03d}".format)
 # %%
 parts = split_heads(entries, h=2)  # (B, H, T, d_k)
 assert parts.shape == (2, 2, 4, 3), "heads stand before tokens: (B, H, T, d_k)"
-assert parts[0, 1].T.tolist() == [[10 + i, 110 + i, 210 + i, 310 + i] for i in range(3)], "head 1"
+assert parts[0, 1, 0].tolist() == [10, 11, 12], "sentence 0, head 1, token 0"
 assert parts[1, 0, 2].tolist() == [1200, 1201, 1202], "sentence 1, head 0, token 2"
 assert torch.equal(merge_heads(parts), entries), "joining undoes splitting"
 pd.DataFrame(parts[0, 1], index=names).map("{:03d}".format)
 
 # %% [markdown]
+# Head 1 holds each token's second half.
+#
 # **Pitfall.** `x.view(B, H, T, d_k)` alone gives the same shape, and is wrong. A view takes entries in the order of memory. So "head 0" gets *whole tokens*, the first half of the sentence, and "head 1" the second:
 
 
@@ -501,7 +503,7 @@ for kind in (MultiHeadedAttention, KeepsDroppedWeights):
 # | scores $QK^{\top}$ | $TSD$ | $H\cdot TS\cdot D/H=TSD$ |
 # | weights times values | $TSD$ | $TSD$ |
 #
-# Only the weights grow, to H·T·S. PyTorch's counter agrees at the paper's D = 512:
+# Only the weights grow, to H·T·S. PyTorch's counter agrees at the paper's D=512:
 
 # %%
 T, S, D = 48, 64, 512
