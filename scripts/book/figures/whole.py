@@ -96,9 +96,7 @@ def parts_chart(runs: Sequence[Mapping]) -> alt.HConcatChart:
         row_axis("without", order, labelPadding=10),
     )
     loss = base.encode(
-        alt.X("loss:Q", title="loss (log scale)")
-        .scale(type="log")
-        .axis(format="~g", tickCount=4, labelOverlap=False),
+        alt.X("loss:Q", title="loss (log scale)").scale(type="log").axis(format="~g", tickCount=4),
         row_axis("without", order, labels=False),
     )
     fooled = frame[(frame["right"] == 0) & (frame["loss"] < 0.01)].head(1)
