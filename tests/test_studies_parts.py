@@ -60,7 +60,11 @@ def test_what_chapter_4_says_of_the_record():
     said["encoder self-attention"] = (0.32, 0.68)
     for part, figures in said.items():
         assert (worst[part], longer[part]) == pytest.approx(figures, abs=0.006)
+    assert all(longer[part] > worst[part] for part in said) and len(said) == len(PARTS) - 6
     assert sorted(parts.shares(runs, ["several heads"]))[1:] == [1, 1]
+    assert worst["decoder self-attention"] == 0.953
+    together = ["LayerNorms", "decoder self-attention", "feed-forward"]
+    assert min(parts.shares(runs, together)) >= 0.97
     assert {part for part in PARTS if worst[part] == 0} == {
         "positions",
         "causal mask",

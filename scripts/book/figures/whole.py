@@ -8,7 +8,7 @@ from torch import Tensor
 
 from scripts import Late
 from scripts.book.charts import heatmap, panels, rounded
-from scripts.book.look import PALETTE, colored, row_axis
+from scripts.book.look import GREY, PALETTE, colored, row_axis
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -88,7 +88,9 @@ def parts_chart(runs: Sequence[Mapping]) -> alt.HConcatChart:
     base = alt.Chart(rounded(frame)).mark_circle(size=75, opacity=0.7, aria=False)
     base = base.encode(colored("steps", colors, legend=legend))
     base = base.properties(width=215, height=alt.Step(26))
-    line = alt.Chart(pd.DataFrame({"right": [0.95]})).mark_rule(strokeDash=[4, 3], aria=False)
+    line = alt.Chart(pd.DataFrame({"right": [0.95]})).mark_rule(
+        color=GREY, strokeDash=[4, 3], aria=False
+    )
     right = line.encode(alt.X("right:Q")) + base.encode(
         alt.X("right:Q", title="words right").axis(format="%", values=[0, 0.25, 0.5, 0.75, 1]),
         row_axis("without", order, labelPadding=10),
