@@ -27,7 +27,7 @@
 #
 # *If you read only three cells:* the charts under "What the residual connection carries", "Does post-norm need warm-up?" and "At every rate".
 #
-# Shapes as before: **B** batch, **S** source length, **T** target length, **D** = `d_model`, **V** vocabulary.
+# Shapes: **B** batch, **S** source length, **T** target length, **D** = `d_model`, **V** vocabulary.
 
 # %% tags=["bootstrap"]
 import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
