@@ -22,7 +22,7 @@
 # | | |
 # |---|---|
 # | In the paper | §3.1 (residual connections and LayerNorm), §3.4 (shared tables), §5.3 (warm-up) |
-# | Time | 20 minutes to read, 50 with the code; under a minute to run on a CPU |
+# | Time | 20 minutes to read, 50 with the code; under a minute to run |
 # | Before, after | [Chapter 4 · Encoder and decoder](ch04_encoder_decoder.ipynb) · [Chapter 6 · Training](ch06_training.ipynb) |
 #
 # *If you read only three cells:* the charts under "What the residual connection carries", "Does post-norm need warm-up?" and "At every rate".
@@ -105,7 +105,7 @@ for name, std in (("N(0, 0.1²)", 0.1), ("PyTorch's", 1536**-0.5), ("Xavier's", 
     print(f"{name:10} {x.std().item():12.4f}")
 
 # %% [markdown]
-# Xavier's start keeps the signal's size, PyTorch's divides it by $\sqrt3$ each time (729 in twelve), and N(0, 0.1²) multiplies it by some 18,000.
+# Xavier's start keeps the signal's size, PyTorch's divides it by 729 ($\sqrt3$ each time), and N(0, 0.1²) multiplies it by some 18,000.
 #
 # Chapter 4's `initialise` gives all matrices except the tables Xavier's variance, and sets all biases to 0.
 #
@@ -152,8 +152,8 @@ titled(
 
 # %% [markdown]
 # **Pitfall.** Two slips look harmless: the *unbiased* standard deviation (dividing by D − 1, the default of `x.std()`),
-# and ε added to the standard deviation instead of to the variance under the root. The model still
-# trains, but with its weights any other implementation computes something else.
+# and ε added to the standard deviation instead of to the variance under the root. The model
+# trains, but other implementations compute something else with its weights.
 #
 # **Predict.** The input is noise of size 10⁻⁴. How large are the entries of the output with
 # ε = 10⁻⁵ under the root, and with 10⁻⁶ outside?
@@ -207,7 +207,7 @@ assert torch.equal(pre(x, torch.zeros_like), x)
 #
 # $$ y = x + f(x), \qquad \frac{\partial y}{\partial x} = I + \frac{\partial f}{\partial x} . $$
 #
-# The $I$ is the gradient's road. But forwards, too, $x$ carries something: what is a position's own. What attention gives is a mean over positions, and means differ less than what they are means of.
+# The $I$ is the gradient's road. But forwards, too, $x$ carries something: what is a position's own. Attention gives means over positions, and means differ less than their terms.
 #
 # **Your turn.** Measure how different the positions of a sequence are.
 
@@ -282,13 +282,12 @@ def layer_signals(model: EncoderDecoder, src: Tensor, tgt: Tensor) -> pd.DataFra
 
 
 # %% [markdown]
-# **Predict.** Two things could keep positions different: the $x +$ and the start. We cross them. Which encoders keep positions different through six layers?
+# **Predict.** The $x +$ or the start could keep positions different. We cross them. Which encoders do so through six layers?
 
 # %%
 batch, parts = reversals(32, (6, 6), torch.Generator().manual_seed(0)), []
 for residual, small, norm_first in product((True, False), ("", ALL_SMALL), (False, True)):
-    start = "PyTorch's" if small else "Xavier's"
-    name = f"{'pre' if norm_first else 'post'}-norm, {start}"
+    name = ("pre-norm, " if norm_first else "post-norm, ") + ("PyTorch's" if small else "Xavier's")
     model = deep_model(norm_first, small, residual).double()
     parts.append(layer_signals(model, *batch).assign(model=name, residual=residual))
 signals = pd.concat(parts)
@@ -305,14 +304,13 @@ titled(
 # %% [markdown]
 # The $x +$ decides. Without it positions are alike after four layers, from either start, in pre-norm, too (Dong et al., 2021). Such a memory doesn't tell *where* a letter stood.
 #
-# **Predict.** Now the decoders, with $x +$. In which of the four do positions stay most different, and in which does the gradient fade on its way down?
+# **Predict.** Now the decoders, with $x +$. In which do positions stay most different, and where does the gradient fade on its way down?
 
 # %%
 kept = signals[signals.residual & signals.layer.str.startswith("D")]
 at = kept.set_index(["model", "layer"])
-d6 = at.xs("D6", level="layer").assign(
-    fade=lambda row: row.gradient / at.gradient.xs("D1", level=1)
-)
+fade = at.gradient.xs("D6", level="layer") / at.gradient.xs("D1", level="layer")
+d6 = at.xs("D6", level="layer").assign(fade=fade)
 print(d6[["difference", "fade"]].round(2).sort_values("difference"))
 worst, others = d6.loc["post-norm, Xavier's"], d6.drop("post-norm, Xavier's")
 assert worst.difference < 0.1 and others.difference.min() > 0.25
@@ -325,7 +323,7 @@ titled(
 )
 
 # %% [markdown]
-# Left: at D6 the difference is 2% of the vectors in post-norm from Xavier's start, 42% in pre-norm, and 60% or more from PyTorch's. Right: post-norm from Xavier's start loses most gradient (`fade`): D1 gets a seventh of D6's. By itself that needn't hurt, for Adam divides by the gradient's size.
+# Left: at D6 the difference is 2% in post-norm from Xavier's start, 42% in pre-norm, and 60% or more from PyTorch's. Right: post-norm from Xavier's start loses most gradient (`fade`): D1 gets a seventh of D6's. That needn't hurt: Adam divides by the gradient's size.
 # But the small start gives the encoder the *smallest* gradients of all. If their size decided who learns, it would learn worst.
 #
 # ## One table, three uses
@@ -355,13 +353,13 @@ for name, model in (("tied", tied), ("copied", copied)):
     print(f"{name}: tables in memory: {len(set(storage_addresses(model)))}")
 
 # %% [markdown]
-# The copy's three tables are equal now, but no longer after a step of training.
+# The copy's tables are equal, but no longer after a step.
 #
 # ## Does post-norm need warm-up?
 #
-# > **In short.** Warm-up, the place of the LayerNorm and the start are three knobs. We turn one at a time.
+# > **In short.** Warm-up, the LayerNorm's place and the start are three knobs. We turn one at a time.
 #
-# In *warm-up* the learning rate rises slowly from 0 (§5.3). It is known to rescue post-norm (Xiong et al., 2020). We let the deep models reverse words: `decaf` becomes `faced`. The optimizer is Adam (chapter 6).
+# In *warm-up* the learning rate rises slowly from 0 (§5.3). It is known to rescue post-norm (Xiong et al., 2020). The deep models reverse words: `decaf` becomes `faced`. The optimizer is Adam (chapter 6).
 #
 # **Your turn.** Write one step of training.
 
@@ -391,8 +389,7 @@ torch.manual_seed(0)
 by_hand = make_model(VOCAB, VOCAB, 1, 16, 32, 2, 0.0)
 model, (src, tgt) = copy.deepcopy(by_hand), reversals(4, (2, 5))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-for p in model.parameters():
-    p.grad = torch.ones_like(p)  # left over from earlier
+sum(p.sum() for p in model.parameters()).backward()  # gradients left over from earlier
 for step in (1, 2):
     parts = []
     for s, t in zip(src, tgt, strict=True):
@@ -426,7 +423,7 @@ def first_steps(model, rate: float, warmup=1, seed=0, steps=120) -> list[float]:
 
 
 # %% [markdown]
-# A model that reads nothing can still count places. A word then costs ln 10 nats for each of its letters, five on average, and ln 3 for its length, together for six labels: 2.1 nats each.
+# A model that only counts places and reads nothing pays ln 10 nats for each letter, five on average, and ln 3 for the length. Over six labels that is 2.1 each.
 #
 # **Predict.** Three runs begin with Xavier's start, at the rate 0.004: post-norm, post-norm with warm-up, and pre-norm. Which will learn to read?
 
@@ -441,7 +438,7 @@ blind = (5 * math.log(10) + math.log(3)) / 6  # nats, if nothing is read
 print(f"{blind:.2f}", {name: round(sum(losses[-20:]) / 20, 2) for name, losses in curves.items()})
 
 # %% [markdown]
-# Post-norm without warm-up has learned to count places, no more. With warm-up it learns to read, slowly; pre-norm needs none. So the place of the LayerNorm seems to decide.
+# Post-norm without warm-up has got no further than counting places. With warm-up it learns to read, slowly; pre-norm needs none. So the LayerNorm's place seems to decide.
 #
 # **Predict.** The same rate, no warm-up, but PyTorch's start: how far will post-norm get, and pre-norm?
 
@@ -461,11 +458,11 @@ assert end["pre-norm"] + 0.5 < end["post-norm, warm-up"] < end["post-norm"] - 0.
 assert max(end["post-norm, PyTorch's"], end["pre-norm, PyTorch's"]) < end["pre-norm"] - 0.1
 
 # %% [markdown]
-# From PyTorch's start post-norm learns as fast as pre-norm, without warm-up, and both end below Xavier's pre-norm. Here the start did more than the LayerNorm's place or the warm-up.
+# From PyTorch's start post-norm learns as fast as pre-norm, and both end below Xavier's pre-norm. Here the start did more than place or warm-up.
 #
 # ## At every rate
 #
-# > **In short.** One rate and one seed prove little. So placement × start × warm-up at three rates are on record, with three seeds each, and ten for the five runs above.
+# > **In short.** One rate and seed prove little. On record is placement × start × warm-up at three rates, with three seeds each, and ten for the five runs above.
 #
 # **Predict.** Does warm-up help post-norm more than pre-norm? At which of the three rates?
 
@@ -479,7 +476,6 @@ means = grid.groupby(["start", "place", "rate", "warmup"]).loss.mean().unstack()
 print("what warm-up gains:", (means[1] - means[40]).unstack().round(2), sep="\n")
 best = means.groupby(["start", "place"]).min()  # each with its better rate
 assert (best[1] - best[40]).abs().max() < 0.1
-print("loss at the best of the rates:", best.round(2), sep="\n")
 titled(
     by_rate(grid, "start", "model", blind),
     "At its best rate, each of the four models does without warm-up",
@@ -487,15 +483,15 @@ titled(
 )
 
 # %% [markdown]
-# Warm-up gains most where the rate is too high: at 0.008 it gains post-norm 0.4 nats from Xavier's start and 1.3 from PyTorch's, where pre-norm needs none. At 0.001 it costs up to 0.3, for forty of 120 steps are slower.
-# At each model's best rate it gains less than 0.1. So warm-up doesn't cure post-norm. It makes a rate that is too high bearable, and post-norm meets such a rate sooner.
-# Chapter 19 gives each translator its own best rate, and there warm-up gains post-norm 0.17 nats and pre-norm 0.18.
+# Warm-up gains most where the rate is too high: at 0.008 post-norm 0.4 nats from Xavier's start and 1.3 from PyTorch's, where pre-norm needs none. At 0.001 it costs up to 0.3, for forty of 120 steps are slower.
+# At each model's best rate it gains less than 0.1. So it doesn't cure post-norm: it makes too high a rate bearable, and post-norm meets such a rate sooner.
+# In chapter 19, each translator at its best rate, it gains post-norm 0.17 nats and pre-norm 0.18.
 #
 # The start matters more: each at its best rate, post-norm ends at 1.5 from Xavier's, 0.9 above pre-norm, and at 0.2 from PyTorch's, level with it.
 #
-# Without residual connections (only at 0.001, with warm-up) models end at 2.05 to 2.13, as if they read nothing. We didn't test why.
+# Without residual connections (at 0.001, with warm-up) models end at 2.05 to 2.13, as if they read nothing. We didn't test why.
 #
-# The record also has post-norm at 0.004, without warm-up, with PyTorch's start in one kind of part only. **Predict.** Which part alone helps most: the attentions, the feed-forward networks, or the generator? And is it the one that keeps positions different?
+# Also on record: post-norm at 0.004, without warm-up, with PyTorch's start in one kind of part. **Predict.** Which part alone helps most: the attentions, the feed-forward networks, or the generator?
 
 # %%
 alone = record[record.residual & (record.rate == 0.004) & (record.warmup == 1) & (record.seed < 3)]
@@ -505,14 +501,14 @@ rows = alone.assign(difference=before).groupby(["place", "small"])[["difference"
 rows.sort_values("difference").round(2)
 
 # %% [markdown]
-# Attention's does: post-norm ends at 1.1, between Xavier's 2.1 and the 0.2 with PyTorch's start everywhere. The feed-forward networks or the generator alone gain little. Different positions go with learning here, but don't explain it: pre-norm from Xavier's start has less difference than post-norm with small attentions, and learns better.
+# Attention's: post-norm ends at 1.1, between Xavier's 2.1 and the 0.2 with PyTorch's start everywhere. The feed-forward networks or the generator alone gain little. Different positions go with learning, but aren't enough: pre-norm from Xavier's start has less difference and learns better.
 #
 # ## Summary
 #
 # - Xavier's variance, $2/(n_\text{in} + n_\text{out})$, keeps a signal's size if as many numbers go in as out. Biases start at 0, tables with variance 1/D.
 # - LayerNorm brings each token's vector to mean 0 and variance 1, with the *biased* variance and ε under the root.
 # - Without the $x +$ all positions become alike within four layers, whatever the start.
-# - From Xavier's start, post-norm makes positions alike too, though more slowly, and learns worse than pre-norm at every rate. PyTorch's start in the attentions helps it; in all parts, it learns like pre-norm.
+# - From Xavier's start, post-norm makes positions alike too, more slowly, and learns worse than pre-norm at every rate. PyTorch's start in the attentions helps it; in all parts, it learns like pre-norm.
 # - Warm-up helps where the rate is too high, which post-norm meets sooner. At its best rate no model here needs it.
 #
 # ## What the paper did that we don't
@@ -583,7 +579,7 @@ check(deepened)
 #
 # <details><summary>An answer</summary>
 #
-# With small values and outputs the difference is 0.35 to 0.49 (four seeds), with small queries and keys 0.01 to 0.05. These decide *which* mean is added, those how much of it. We got losses of 0.7, 1.5 and 1.8 against 2.0, 2.1 and 1.8: two seeds of three agree.
+# With small values and outputs the difference is 0.34 to 0.50 (four seeds), with small queries and keys 0.01 to 0.05. These decide *which* mean is added, those how much of it. Three seeds ended at 0.7, 1.5 and 1.8 against 2.0, 2.1 and 1.8: two agree.
 #
 # </details>
 #
