@@ -483,7 +483,7 @@ titled(
 )
 
 # %% [markdown]
-# Warm-up gains most where the rate is too high: at 0.008 post-norm 0.4 nats from Xavier's start and 1.3 from PyTorch's, where pre-norm needs none. At 0.001 it costs up to 0.3, for forty of 120 steps are slower.
+# Warm-up gains most where the rate is too high: at 0.008 post-norm 0.4 nats from Xavier's start and 1.3 from PyTorch's, pre-norm 0.2 and 0.0. At 0.001 it costs up to 0.3, for forty of 120 steps are slower.
 # At each model's best rate it gains less than 0.1. So it doesn't cure post-norm: it makes too high a rate bearable, and post-norm meets such a rate sooner.
 # In chapter 19, each translator at its best rate, it gains post-norm 0.17 nats and pre-norm 0.18.
 #
@@ -501,7 +501,7 @@ rows = alone.assign(difference=before).groupby(["place", "small"])[["difference"
 rows.sort_values("difference").round(2)
 
 # %% [markdown]
-# Attention's: post-norm ends at 1.1, between Xavier's 2.1 and the 0.2 with PyTorch's start everywhere. The feed-forward networks or the generator alone gain little. Different positions go with learning, but aren't enough: pre-norm from Xavier's start has less difference and learns better.
+# Attention's: post-norm ends at 1.1, between Xavier's 2.1 and the 0.2 with PyTorch's start everywhere. The feed-forward networks or the generator alone gain little. Different positions go with learning, but don't decide: pre-norm from Xavier's start has less difference and learns better.
 #
 # ## Summary
 #
