@@ -148,6 +148,16 @@ def test_signals_are_those_of_the_whole_model():
     assert abs(signals.difference["D6"] - difference(outputs[0])) < 1e-9
 
 
+def test_a_model_that_reads_nothing_pays_the_letters_and_the_length():
+    """The entropy of a label, given only its place; chapter 5 computes it from whole words."""
+    _, targets = reversals(20_000, (4, 6), torch.Generator().manual_seed(0))
+    labels, nats = targets[:, 1:], 0.0
+    for place in labels.T:
+        counts = torch.bincount(place[place != 0]).double()
+        nats -= (counts[counts > 0] * (counts[counts > 0] / counts.sum()).log()).sum().item()
+    assert abs(nats / (labels != 0).sum() - (5 * math.log(10) + math.log(3)) / 6) < 0.005
+
+
 def test_a_tied_models_first_loss_is_about_ln_v_and_a_half():
     model = make_model(5000, 5000, 1, 128, 256, 4, 0.0, tie="all")
     src, tgt, labels = torch.randint(4, 5000, (3, 16, 12))
