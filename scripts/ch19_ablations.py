@@ -570,7 +570,7 @@ print("not in", ", ".join(signs[~signs].index))
 # What the record says, *in this setting*:
 #
 # - **Width** helps most: `d_model` 128 has the lowest loss, 0.24 nats below the base, and 33.1 BLEU against 30.1. (Its layers hold 2.8 times as many parameters.) Half the width costs 0.39.
-# - **Without residual roads** the harm is greatest: the model hardly learns (2 BLEU), even with only two layers a side and a rate of its own. Perhaps that is because the gradient's direct road is gone (chapter 5).
+# - **Without residual roads** the harm is greatest: the model hardly learns (2 BLEU), even with only two layers a side and a rate of its own. Without them all positions become alike before training (chapter 5).
 # - **Without $1/\sqrt{d_k}$** the loss is 0.23 nats higher, though $d_k$ is only 16.
 # - **Post-norm** costs 0.15 nats with warm-up. Dropping warm-up costs post-norm 0.17 more, and the base, which is pre-norm, 0.18: here post-norm needs warm-up no more than pre-norm does.
 # - **Positions** are needed in the encoder: 25 BLEU without. In the decoder they are worth 0.03 nats, a difference that passes only if *no residual* is left out. Learned positions make no visible difference, here or in the paper.

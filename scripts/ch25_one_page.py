@@ -567,7 +567,7 @@ needs = pd.DataFrame(notes, columns=["piece", "weight", "changes"]).groupby("pie
 needs.round(2)
 
 # %% [markdown]
-# The full stop and the end get twice the weight of other pieces, and matter least: without one of them at most 15% of the translations change, without another piece 46 to 55% (eight seeds). A row's weights sum to 1, whether or not there is something to look for; what isn't needed must go somewhere. So a map shows where a model looks, not what it needs ([chapter 16](ch16_intervening.ipynb) makes a method of that).
+# The full stop and the end get twice the weight of other pieces, and matter least: without one of them at most 15% of the translations change, without another piece 46 to 53% (eight seeds). A row's weights sum to 1, whether or not there is something to look for; what isn't needed must go somewhere. So a map shows where a model looks, not what it needs ([chapter 16](ch16_intervening.ipynb) makes a method of that).
 
 # %%
 assert settings is FULL or min(score["bleu"] for score in scores.values()) > 90
