@@ -511,7 +511,8 @@ titled(
 def train_to_reverse(model, steps=800, seed=0, lengths=(4, 10), watch=lambda step: None):
     """Train on 64 new words a step, of 4 to 10 letters; the losses. `watch(step)` may look on."""
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)  # the rate falls to 0
     losses = []
     for step in range(steps):
         watch(step)
@@ -523,6 +524,7 @@ def train_to_reverse(model, steps=800, seed=0, lengths=(4, 10), watch=lambda ste
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        decay.step()
         losses.append(loss.item())
     watch(steps)
     return losses
