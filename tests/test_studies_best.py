@@ -63,9 +63,9 @@ def test_loss_and_gradient_are_those_of_chapter_21_beside_cross_entropy(make, sw
     loss, same = risk_loss(model, batch, CRITERION, 150.0, switches)
     assert_close(loss, expected, rtol=1e-5, atol=1e-4)
     assert_close(same, nll, rtol=1e-5, atol=1e-4)
-    rounding = 1e-5 * max(slope.abs().max().item() for slope in slopes)  # float32; some reach 1,846
     for found, slope in zip(torch.autograd.grad(loss, parameters), slopes, strict=True):
-        assert_close(found, slope, rtol=1e-3, atol=rounding)
+        error = (found - slope).norm().item()  # entries go from 1e-6 to 1,846: judged as a whole
+        assert error < 1e-4 * max(slope.norm().item(), 1)
 
 
 def test_a_risk_is_one_minus_the_sentences_bleu():
