@@ -65,7 +65,7 @@ def test_loss_and_gradient_are_those_of_chapter_21_beside_cross_entropy(make, sw
     assert_close(same, nll, rtol=1e-5, atol=1e-4)
     for found, slope in zip(torch.autograd.grad(loss, parameters), slopes, strict=True):
         error = (found - slope).norm().item()  # entries go from 1e-6 to 1,846: judged as a whole
-        assert error < 1e-4 * max(slope.norm().item(), 1)
+        assert error < 1e-3 * max(slope.norm().item(), 1)
 
 
 def test_a_risk_is_one_minus_the_sentences_bleu():
