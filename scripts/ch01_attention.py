@@ -366,6 +366,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     """Softmax over the last dimension of `scores` (..., T, S) that sees only allowed positions.
 
     `mask` broadcasts to `scores`: boolean (True = allowed), or a float that is added (−inf = never).
+    Without a mask it is the softmax.
     A row with nothing to attend to gives zeros, and zero gradients, never NaN. A NaN among the
     allowed scores stays NaN: it is a bug elsewhere.
     Raises TypeError for an integer mask, which could mean either.

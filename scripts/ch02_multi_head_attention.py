@@ -290,8 +290,8 @@ class MultiHeadedAttention(nn.Module):
     One class serves self-attention (query = key = value), cross-attention (key = value = memory,
     the encoder's output) and causal attention (with a causal mask). It holds `h`, four (D, D)
     linear layers with bias, `project_query`, `project_key`, `project_value` and `project_output`,
-    and `dropout`, for the weights. After a call `attn` holds the weights (B, H, T, S), detached
-    and as they were before dropout.
+    and `dropout`, an nn.Dropout for the weights. After a call `attn` holds the weights
+    (B, H, T, S), detached and as they were before dropout.
 
     Raises ValueError if `d_model` is not a multiple of `h`.
     """

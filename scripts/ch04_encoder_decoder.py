@@ -158,6 +158,7 @@ for norm_first, wanted in ((False, norm(x + 2 * x.sin())), (True, x + 2 * norm(x
     connection = SublayerConnection(8, 0.3, norm_first)
     connection.norm.load_state_dict(norm.state_dict())
     assert connection.dropout.p == 0.3 and connection.norm_first == norm_first
+    assert isinstance(connection.norm, LayerNorm), "its norm is the LayerNorm above"
     connection.dropout.forward = lambda x: 2 * x
     torch.testing.assert_close(connection(x, torch.sin), wanted, msg=f"wrong: {norm_first=}")
 
@@ -169,7 +170,7 @@ for norm_first, wanted in ((False, norm(x + 2 * x.sin())), (True, x + 2 * norm(x
 class PositionwiseFeedForward(nn.Module):
     """max(0, x·W₁ + b₁)·W₂ + b₂, the same at each position (§3.3, equation 2).
 
-    Its parts are `expand` (D to F), `contract` (F to D), and `dropout`, which follows the ReLU.
+    Its parts are `expand` (D to F), `contract` (F to D), and `dropout`, an nn.Dropout that follows the ReLU.
     """
 
     def __init__(self, d_model: int, d_ff: int, dropout: float = 0.1):
@@ -290,8 +291,10 @@ for norm_first in (False, True):
     for mine, reference in zip((encoder, decoder), theirs, strict=True):
         scramble(mine.eval())
         reference.load_state_dict(torch_layer_state(mine))
-        assert count_parameters(mine) == count_parameters(reference), "a part is shared"
-        assert {part.p for part in mine.modules() if isinstance(part, nn.Dropout)} == {0.2}
+        same_size = count_parameters(mine) == count_parameters(reference) and mine.size == 8
+        assert same_size, "a part is shared, or not registered (use clones), or size isn't kept"
+        rates = {part.p for part in mine.modules() if isinstance(part, nn.Dropout)}
+        assert rates == {0.2}, "dropout isn't passed on"
     wanted = theirs[0](source, src_key_padding_mask=~real[:, 0])
     torch.testing.assert_close(encoder(source, real), wanted, msg="EncoderLayer is wrong")
     wanted = theirs[1](target, source, ~causal[0], memory_key_padding_mask=~real[:, 0])
@@ -647,7 +650,7 @@ SUBLAYERS = ["encoder self-attention", "decoder self-attention", "cross-attentio
 PARTS = ["positions", "several heads", "causal mask", "residuals", "LayerNorms", *SUBLAYERS]
 
 
-def nothing(x: Tensor, *others) -> Tensor:
+def nothing(x: Tensor, *others, **masks) -> Tensor:
     """In place of a sublayer: it adds 0."""
     return torch.zeros_like(x)
 

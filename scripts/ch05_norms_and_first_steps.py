@@ -370,7 +370,8 @@ def reversal_step(model: EncoderDecoder, optimizer, src: Tensor, tgt: Tensor) ->
 
     The decoder reads tgt without its last id and must say tgt without its first. The loss is the
     cross-entropy in nats, the mean over all labels but `PAD`. Masks: padding in the source, the
-    future in the target. Gradients of an earlier step are cleared.
+    future in the target. Gradients of an earlier step are cleared. The model gives vectors, its
+    `generator` makes logits of them.
     """
     causal = subsequent_mask(tgt.size(1) - 1)
     logits = model.generator(model(src, tgt[:, :-1], padding_mask(src), causal))  # (B, T − 1, V)
@@ -402,9 +403,9 @@ for step in (1, 2):
         p.data -= 0.5 * gradient
     off = reversal_step(model, optimizer, src, tgt) - loss.item()
     assert isinstance(off, float), "the loss as a number: a tensor keeps its whole graph"
-    assert abs(off) < 1e-9, f"step {step}: the loss is off by {off:.4f}"
+    assert abs(off) < 1e-9, f"step {step}: the loss is off by {off:.4f}: PAD, masks, shift?"
     same = map(torch.allclose, model.parameters(), by_hand.parameters())
-    assert all(same), f"step {step} differs: are old gradients cleared before?"
+    assert all(same), f"step {step} differs: is it taken, are old gradients cleared?"
 assert model.training, "training goes on: the model stays in train mode"
 
 

@@ -41,7 +41,7 @@ import io
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -61,7 +61,7 @@ from scripts.corpora.load import load_corpus
 #
 # > **In short.** Cut sentences into pieces. Every German piece looks at its whole sentence; every English piece looks at those before it, then at the German ones, and guesses the next. Guess on many sentences at once, correct all weights a little, and do that a thousand times. That is all.
 #
-# This page is written as if it were the only one. It imports PyTorch, SentencePiece for the pieces, sacreBLEU for the score, and pandas for one table. From the series come only the captions and the charts. Everything between is here, and at each block a link names the chapter that explains it. A test holds the model and the searches of this page equal to theirs: the same weights give the same loss, the same gradients and the same translations. The page is short, not easy: whoever has never met a softmax, a gradient or Adam should begin with [chapter 0](ch00_start_here.ipynb).
+# This page is written as if it were the only one. It imports PyTorch, SentencePiece for the pieces, sacreBLEU for the score, and pandas for tables. From the series come only the captions and the charts. Everything between is here, and at each block a link names the chapter that explains it. A test holds the model and the searches of this page equal to theirs: the same weights give the same loss, the same gradients and the same translations. The page is short, not easy: whoever has never met a softmax, a gradient or Adam should begin with [chapter 0](ch00_start_here.ipynb).
 #
 # The machine has two stacks. The *encoder* reads the whole German sentence at once and turns it into one vector for each piece: the *memory*. The *decoder* writes English from left to right. For each next piece it looks at what it has written, and at the memory.
 
@@ -78,8 +78,7 @@ titled(
 
 
 # %%
-@dataclass
-class Settings:
+class Settings(NamedTuple):
     """What decides a run."""
 
     corpus: str
@@ -346,7 +345,7 @@ def learning_rate(step: int, peak: float, warmup: int, total: int) -> float:
 #
 # > **In short.** Loss, gradient, a small step against the gradient; for every batch, for every epoch.
 #
-# Four lines are the heart: `batch_loss`, `backward`, `clip_grad_norm_`, `step`. Clipping bounds the gradient's length: at first it acts on most steps, later hardly ever. Where the processor multiplies 16-bit numbers, `autocast` lets it, in one line; the weights stay in 32 bits ([chapter 12](ch12_going_fast.ipynb)). The function is a generator: now and then it pauses and hands its loss to whoever is watching.
+# Four lines are the heart: `batch_loss`, `zero_grad` (else old gradients would add up), `backward` and `step`. Clipping bounds the gradient's length: at first it acts on most steps, later hardly ever. Where the processor multiplies 16-bit numbers, `autocast` lets it, in one line; the weights stay in 32 bits ([chapter 12](ch12_going_fast.ipynb)). The function is a generator: now and then it pauses and hands its loss to whoever is watching.
 
 
 # %%
@@ -361,7 +360,7 @@ def train(
     model: Transformer, pairs: Sequence[Pair], settings: Settings, looks: int = 16
 ) -> Iterator[tuple[int, float]]:
     """Train on all pairs; `looks` times, yield the steps so far and the mean loss since before."""
-    device, rng = next(model.parameters()).device, random.Random(1)
+    device, rng = next(model.parameters()).device, random.Random(torch.initial_seed())
     batches = make_batches(pairs, settings.max_tokens)
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
     step, total, losses = 0, settings.epochs * len(batches), []
@@ -501,9 +500,9 @@ beams = translate(model, pieces, sources[:80], beam=5)
 print(f"a beam of 5 changes {sum(map(str.__ne__, beams, outputs))} of 80")
 
 # %% [markdown]
-# Fewer, with each of eight seeds: 82 to 87%, where `test` has 86 to 88%. BLEU was 95.2 to 96.6, and 95.5 to 96.8 on `test`: too close to tell. So new company makes errors a little likelier, but most sentences come out right: the model has learned what each word does. (The corpus makes that easy: it deals its words from shuffled decks, so hardly any company is usual.)
+# Fewer, with each of eight seeds: 82 to 87%, where `test` has 86 to 88%. BLEU was 95.2 to 96.6, and 95.5 to 96.8 on `test`: too close to tell. But its sentences are longer, and chance alone is some 3 points. Most come out right: the model has learned what each word does. (The corpus makes that easy: it deals its words from shuffled decks, so hardly any company is usual.)
 #
-# **The real thing.** With `FULL`, one thread of a CPU that multiplies 16-bit numbers needed 49 minutes for Multi30k's 29,000 captions. BLEU was 41.0 on `test_2016_flickr` and 36.7 on `test_2017_flickr` with a beam of 5, and 40.0 and 36.0 greedily (`python -m scripts.studies.one_page`, one seed). [Chapter 9](ch09_training_run.ipynb) has the same settings, new batches each epoch and the mean of five epochs' weights: 41.6 and 37.4.
+# **The real thing.** With `FULL`, one thread of a CPU that multiplies 16-bit numbers needed 49 minutes for Multi30k's 29,000 captions. BLEU was 41.0 on `test_2016_flickr` and 36.7 on `test_2017_flickr` with a beam of 5, and 40.0 and 36.0 greedily (`python -m scripts.studies.one_page`, one seed). [Chapter 9](ch09_training_run.ipynb) has the same settings, new batches each epoch and the best epoch's weights: 41.6 and 37.4.
 
 # %% [markdown]
 # ## What it looks at, and what it needs
@@ -528,9 +527,9 @@ titled(
 )
 
 # %% [markdown]
-# In our run they look at both: before *wa-*, the beginning of *waving*, two heads look at pieces of *winkt* and two at *zu*. (The mean weight on both was 0.72 to 1.00 with eight seeds.) But in many rows the full stop and the end are looked at, though they say so little. Does the model need what it looks at?
+# In our run they look at both: before *wa-*, the beginning of *waving*, two heads look at pieces of *winkt* and two at *zu*. (Together they got 0.72 to 1.00 with eight seeds.) But in many rows the full stop and the end are looked at, though they say so little. Does the model need what it looks at?
 #
-# We translate the caption again, once for each of its pieces, and hide that piece from cross-attention. (The encoder has seen it, so the other pieces may know of it.)
+# We translate the caption again, once for each of its pieces, and hide that piece from cross-attention. The full stop and the end say the same, so we hide them together. (The encoder has seen it, so the other pieces may know of it.)
 #
 # **Predict.** What is lost without *zu*? And without the full stop?
 
@@ -539,10 +538,11 @@ titled(
 # NBVAL_IGNORE_OUTPUT
 @torch.inference_mode()
 def without_each(model: Transformer, source: Sequence[int]) -> list[list[int]]:
-    """S translations of one source of S ids: in each, the decoder can't see another piece."""
+    """S translations of one source of S ids: in each, the decoder can't see another one."""
     device, S = next(model.parameters()).device, len(source)
     memory, mask = model.eval().encode(torch.tensor([source] * S, device=device))  # (S, S, D)
     hidden = torch.eye(S, dtype=torch.bool, device=device).view(S, 1, 1, S)
+    hidden[-2:, ..., -2:] = True  # the full stop and the end only together
     rows = greedy_decode(model, memory, mask & ~hidden, 2 * S + 10).tolist()
     return [[i for i in row if i not in (PAD, EOS)] for row in rows]
 
@@ -551,7 +551,7 @@ for piece, ids in zip(german, without_each(model, source), strict=True):
     print(f"{piece:<8}", pieces.decode(ids))
 
 # %% [markdown]
-# Without *zu* the verb stays right: *winkt* is enough, for in this small world nobody *winkt* without *zu*. Without the full stop nothing changes. But one caption proves little. So here are twenty more. For each piece we note the weight that it gets, the mean of all heads of the last layer and of all rows, and whether the translation changes without it.
+# Without *zu* the verb stays right: the other pieces know of it, and in this small world nobody *winkt* without *zu*. Without the full stop nothing changes. But one caption proves little. So here are twenty more. For each piece we note the weight that it gets, the mean of all heads of the last layer and of all rows, and whether the translation changes without it.
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -567,7 +567,7 @@ needs = pd.DataFrame(notes, columns=["piece", "weight", "changes"]).groupby("pie
 needs.round(2)
 
 # %% [markdown]
-# The full stop and the end get twice the weight of other pieces, and matter least: without one of them at most 15% of the translations change, without another piece 46 to 53% (eight seeds). A row's weights sum to 1, whether or not there is something to look for; what isn't needed must go somewhere. So a map shows where a model looks, not what it needs ([chapter 16](ch16_intervening.ipynb) makes a method of that).
+# The full stop and the end get twice the weight of other pieces, and matter least: without both @BOTH@ of the translations change, without another piece 46 to 53% (eight seeds). A row's weights sum to 1, whether or not there is something to look for; what isn't needed must go somewhere. So a map shows where a model looks, not what it needs ([chapter 16](ch16_intervening.ipynb) makes a method of that).
 
 # %%
 assert settings is FULL or min(score["bleu"] for score in scores.values()) > 90
@@ -579,7 +579,7 @@ assert settings is FULL or needs["weight"].idxmax() != needs["changes"].idxmax()
 # | add | when | chapter |
 # |---|---|---|
 # | saved states, and going on where a run stopped | a run takes longer than you can wait | [9](ch09_training_run.ipynb) |
-# | new batches each epoch, the mean of the last epochs' weights | you want the last point of BLEU | [9](ch09_training_run.ipynb) |
+# | new batches each epoch, the best epoch by validation | a run should not depend on its last step | [9](ch09_training_run.ipynb) |
 # | a test of difference | you compare two models | [10](ch10_judging.ipynb) |
 # | no padding, fused operations, and on a GPU steps that are recorded once | a training takes hours | [12](ch12_going_fast.ipynb) |
 # | keys and values computed once, beams side by side | you translate more than a page | [13](ch13_decoding_fast.ipynb) |
@@ -614,7 +614,7 @@ assert settings is FULL or needs["weight"].idxmax() != needs["changes"].idxmax()
 #
 # *think · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# Let `embed` leave the positions out: `return self.dropout(words)`. The encoder can no longer tell *der Hund jagt die Katze* from *die Katze jagt der Hund*. What about the decoder? Predict, then run.
+# Let `embed` leave the positions out: `return self.dropout(words)`. The encoder can no longer tell *das Pferd jagt die Katze* from *die Katze jagt das Pferd*. What about the decoder? Predict, then run.
 #
 # <details><summary>What happens</summary>
 #
@@ -630,7 +630,7 @@ assert settings is FULL or needs["weight"].idxmax() != needs["changes"].idxmax()
 #
 # <details><summary>An answer</summary>
 #
-# The encoder, its norm and `encode`; `cross_attention` with its norm, and whatever mentions `memory`; the sources in `encode_pairs` and `make_batches`. What is left is `embed`, a stack of layers with the triangular mask, the norm, the generator, and the same loss. Nothing is added.
+# The encoder, its norm and `encode`; `cross_attention` with its norm, and whatever mentions `memory`, but for `MultiHeadAttention`; the sources in `encode_pairs` and `make_batches`. What is left is `embed`, a stack of layers with the triangular mask, the norm, the generator, and the same loss. Nothing is added.
 #
 # </details>
 #

@@ -123,14 +123,14 @@ def test_pieces_batches_and_rates_are_the_chapters():
 
 def test_the_full_recipe_is_chapter_9s():
     config, names = PRESETS["small"], {"peak": "lr"}
-    for name, value in vars(FULL).items():
+    for name, value in FULL._asdict().items():
         assert value == getattr(config, names.get(name, name)), name
 
 
 def test_the_page_quotes_its_records():
     text, chapter_9 = PAGE.read_text("utf-8"), load_record("multi30k-de-en")["test"]
     full, sample = load_record("one-page"), load_record("one-page-sample")
-    assert full["settings"] == vars(FULL)
+    assert full["settings"] == FULL._asdict()
     bleu = {(score["split"], score["beam"]): score["bleu"] for score in full["scores"]}
     assert all(abs(score["bleu"] - bleu[split, 5]) < 1 for split, score in chapter_9.items())
     runs, changed = sample["runs"], sample["changed"]

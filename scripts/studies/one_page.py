@@ -4,7 +4,6 @@ Pieces, training, searches and BLEU are the page's own, with its settings `FULL`
 """
 
 import time
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ def page_on_multi30k(seed: int = 1) -> dict[str, Any]:
             bleu = corpus_bleu(page.translate(model, pieces, sources, beam), references)
             scores.append({"split": split, "beam": beam, "bleu": round(bleu.score, 2)})
     return {
-        "settings": asdict(settings),
+        "settings": settings._asdict(),
         "seed": seed,
         "parameters": sum(part.numel() for part in model.parameters()),
         "16-bit products": page.has_16_bits(device),
