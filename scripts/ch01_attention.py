@@ -377,8 +377,9 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
         scores, mask = scores + mask, mask > -math.inf
     elif mask.dtype != torch.bool:
         raise TypeError(f"a mask is boolean (True = allowed) or float (added), not {mask.dtype}")
-    weights = scores.masked_fill(~mask, -math.inf).softmax(dim=-1)  # an empty row is NaN
-    return weights.masked_fill(~mask, 0.0)
+    hidden = ~mask
+    weights = scores.masked_fill(hidden, -math.inf).softmax(dim=-1)  # an empty row is NaN
+    return weights.masked_fill(hidden, 0.0)
 
 
 def attention(

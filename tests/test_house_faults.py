@@ -21,7 +21,7 @@ FAULTS = {
             "device=device).tril()",
             "device=device).tril(1)",
         ),
-        "a row with nothing to see becomes NaN": ("weights.masked_fill(~mask, 0.0)", "weights"),
+        "a row with nothing to see becomes NaN": ("weights.masked_fill(hidden, 0.0)", "weights"),
     },
     ("ch02_*", "test_ch02_*"): {
         "values are made from the keys' input": (

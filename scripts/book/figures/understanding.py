@@ -346,7 +346,7 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
     curves = base.mark_line(strokeWidth=1.5).encode(bare, alt.Y(f"{law}:Q", **level))
     parts = [alt.layer(curves, dots.encode(bare, alt.Y("loss:Q", **level))).properties(height=260)]
     zero = alt.Chart(pd.DataFrame({"y": [0]})).mark_rule(color=GREY).encode(y="y:Q")
-    farthest = max(column.abs().max() for column in errors.values())
+    farthest = round(max(column.abs().max() for column in errors.values()), 4)
     ruled = x.axis(format="~s", values=TOKEN_TICKS, labelFlush=False)
     for name, below in ((other, bare), (law, ruled)):
         error = alt.Y(f"error of {name}:Q", title=[name, "misses"]).axis(format="+.0%", tickCount=3)
