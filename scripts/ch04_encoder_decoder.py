@@ -592,7 +592,7 @@ def look_on(step: int) -> None:
 losses = train_to_reverse(model, watch=look_on)
 right = share_reversed(model)
 print(f"new ten-letter words reversed without a mistake: {right:.1%}, last loss {losses[-1]:.4f}")
-assert right > 0.85 and (maps[800][:10].argmax(-1) == torch.arange(10).flip(0)).sum() >= 7
+assert right > 0.95 and (maps[800][:10].argmax(-1) == torch.arange(10).flip(0)).sum() >= 7
 titled(
     mirror_maps({f"step {step}": maps[step] for step in (0, 50, 100, 800)}, LONG_WORD),
     "An anti-diagonal appears: the last letter first",
@@ -600,10 +600,10 @@ titled(
 )
 
 # %% [markdown]
-# `decaf` comes out right after 100 to 200 steps. The beginning and the end come first, the middle last: after 70 steps of four trainings, given the right beginning,
-# the first of eight letters is right in at least 96% of the words, `</s>` in 90%, the sixth letter in at most 63%.
+# `decaf` comes out right after 100 to 200 steps. The beginning and the end come first, the middle last: after 70 steps of eight trainings, given the right beginning,
+# the first of eight letters is right in at least 98% of the words, `</s>` in 78%, the sixth letter in at most 62%.
 # The first letter to write stands beside `</s>` in the source. For each later one the model must look
-# one place further left, and in nine of ten rows of the last map it does.
+# one place further left, and in the last map it does.
 #
 # ## One decoder layer opened
 #
@@ -637,7 +637,7 @@ titled(
 
 # %% [markdown]
 # The end of the word. No word has eleven letters, so self-attention already says `</s>` there. Cross-attention spoils that in half of the words, and feed-forward corrects it.
-# (Of words with four and with eight letters 96 and 98% are right before it. Trainings differ: in four, 47 to 98% of the ten-letter words are.)
+# (Of words with four and with eight letters 98 and 96% are right before it. Trainings differ: in eight, 30 to 93% of the ten-letter words are.)
 # The model *uses* its feed-forward layer. Does it *need* it?
 #
 # ## Take one part out
@@ -719,20 +719,19 @@ longest = {(*run["without"], run["seed"]): run["right"]["10"] for run in runs}  
 alone = {part: [longest[part, seed] for seed in range(3)] for part in PARTS}
 failing = [part for part in PARTS if max(alone[part]) == 0]
 spared = [part for part in PARTS if min(alone[part]) > 0.95]
-assert len(failing) == len(spared) == 3 and min(longest[(*spared, n)] for n in range(3)) > 0.97
+assert len(failing) == 3 and len(spared) == 4 and longest[(*spared, 0)] < 0.95
 titled(
     parts_chart(runs),
-    "Three parts are needed, three help, three aren't missed",
+    "Three parts are needed, two help, four aren't missed, one at a time",
     "A dot is a training without that part. Left: new ten-letter words; dashed: 95%.",
 )
 
 # %% [markdown]
 # - **Nothing works without** cross-attention, positions or the causal mask. Without cross-attention the loss stays near $\ln 10 = 2.30$: a guess among ten
 #   letters.
-# - **Slower or worse** without residuals: 77% in the worst training, but 99.8% after 1,600 steps. One head is enough in two trainings; the third reaches 84%, then 88%.
-#   Without the encoder's self-attention it is 32%, then 68%.
-# - **Not missed** are LayerNorms, the decoder's self-attention (95.3% in the worst training) and the feed-forward layers: the other parts learn to do without. With all three out, at least 97% of the words come out
-#   right. Two attentions, positions and sums are left.
+# - **Slower** without residuals: 91% in the worst training, but all words after 1,600 steps; and without the encoder's self-attention: 62%, then 92%.
+# - **Not missed**, one at a time, are several heads, LayerNorms, the decoder's self-attention and the feed-forward layers: at least 99% of the words come out
+#   right, since other parts learn to do without. With all four out, 81, 94 and 100%: together they are missed a little.
 #   Reversing moves letters and computes nothing from them. Chapter 19 takes parts out of a translator.
 #
 # **Why the encoder looks around.** Even without self-attention each letter has its place, but not its distance from the end. Is that all that
@@ -828,7 +827,7 @@ check(encoder_parameters)
 #
 # <details><summary>An answer</summary>
 #
-# The positions, since the answer depends only on the bag. Without them, 350 steps sorted three quarters of the ten-letter words.
+# The positions, since the answer depends only on the bag. Without them, 350 steps sorted 97 to 99% of the ten-letter words in three trainings.
 #
 # </details>
 #

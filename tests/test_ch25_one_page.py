@@ -155,13 +155,19 @@ def test_the_page_quotes_its_records():
         "BLEU was {:.1f} to {:.1f}, and {:.1f} to {:.1f}".format(*scores[0], *scores[1]),
         f"at most {changes[0][1]:.0%} of the translations",
         f"another piece {100 * changes[1][0]:.0f} to {changes[1][1]:.0%}",
-        "was {:.2f} to {:.2f} with eight".format(*ends("weight_on_the_verb")),
+        "got {:.2f} to {:.2f} with eight".format(*ends("weight_on_the_verb")),
         f"BLEU falls to {blind['test']['bleu']:.1f} on `test`",
         f"and {blind['test_unseen']['bleu']:.1f} on `test_unseen`",
         f"The loss falls to {changed['it may look ahead']['last_loss']:.2f}",
     ):
         assert quoted in text, quoted
-    assert sum(run["translations"][-1].endswith("to an athlete.") for run in runs) == 6
+    assert (
+        sum(
+            run["translations"][-1].endswith("a sad singer is waving to an athlete.")
+            for run in runs
+        )
+        == 7
+    )
     assert all(
         run["scores"]["test"]["right"] > run["scores"]["test_unseen"]["right"] for run in runs
     )
