@@ -603,7 +603,7 @@ titled(
 # `decaf` comes out right after 100 to 200 steps. The beginning and the end come first, the middle last: after 70 steps of eight trainings, given the right beginning,
 # the first of eight letters is right in at least 98% of the words, `</s>` in 78%, the sixth letter in at most 62%.
 # The first letter to write stands beside `</s>` in the source. For each later one the model must look
-# one place further left, and in the last map it does.
+# one place further left, and in nearly every row of the last map it does.
 #
 # ## One decoder layer opened
 #

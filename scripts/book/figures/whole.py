@@ -99,7 +99,7 @@ def parts_chart(runs: Sequence[Mapping]) -> alt.HConcatChart:
         alt.X("loss:Q", title="loss (log scale)").scale(type="log").axis(format="~g", tickCount=4),
         row_axis("without", order, labels=False),
     )
-    fooled = frame[(frame["right"] == 0) & (frame["loss"] < 0.01)].head(1)
+    fooled = frame[(frame["right"] == 0) & (frame["loss"] < 0.01)].nlargest(1, "loss")
     words = alt.Chart(rounded(fooled)).mark_text(align="left", dx=10)
     words = words.encode(alt.X("loss:Q"), row_axis("without", order, labels=False))
     words = words.encode(text=alt.value("low, but no word right"))
