@@ -49,7 +49,7 @@ mine = "Eine Frau mit einem roten Hut liest am Strand ein Buch."
 plain_translate(translator, [mine])[0]
 
 # %% [markdown]
-# **Try it.** Put a sentence of your own into `mine` and run the cell again. Describe what a photograph might show: the model learned from 29,000 captions. It never refuses: of pensions, *Die Rente wird im nächsten Jahr erhöht.*, it writes *The Sit is being lifted at the next to the next to the next.*
+# **Try it.** Put a sentence of your own into `mine` and run the cell again. Describe what a photograph might show: the model learned from 29,000 captions. It never refuses. From *Die Rente wird im nächsten Jahr erhöht.*, about pensions, it makes *The Sit is being lifted at the next to the next to the next.*
 #
 # You need some Python, matrix products and gradients. Later chapters build what this one uses.
 #
@@ -107,7 +107,7 @@ titled(
 #
 # Read a page, shut the book and translate from memory: so worked early recurrent translators. They kept a single vector, for five words or fifty.
 #
-# Bahdanau et al. (2014) left the book open: *attention* looks back at every word's vector. The **Transformer** (Vaswani et al. 2017) uses attention alone: any two words are one step apart, and all are read at once. The price: every word looks at every word, and this work grows with $S^2$ ([chapter 1](ch01_attention.ipynb)).
+# Bahdanau et al. (2014) left the book open: *attention* looks back at every word's vector. The **Transformer** (Vaswani et al. 2017) moves information between words by attention alone: any two words are one step apart, and all are read at once. The price: every word looks at every word, and this work grows with $S^2$ ([chapter 1](ch01_attention.ipynb)).
 
 # %% [markdown]
 # ## One sentence, from letters to English
@@ -239,7 +239,7 @@ for row, word in enumerate(words):
 # %% [markdown]
 # Two rows do. Row 4 is the hat's own. With row 2 the man wears a *basket*: the piece there is *trägt* in both sentences, but the encoder wrote something of the hat into its row.
 #
-# Greedy decoding shows only who wins, here by a hair: 0.49 to 0.40. We measure the **gap**: the log probability of *wearing* minus that of *carrying*, after *A man is*. Above 0, *wearing* is likelier. One sentence may be luck, so six people get 12 loads each, or a hat, and rows are exchanged both ways. (This model wears chairs, so we leave them out.)
+# Greedy decoding shows only who wins, not by how much: with row 2, *wearing* has 0.49 and *carrying* 0.40. We measure the **gap**: the log probability of *wearing* minus that of *carrying*, after *A man is*. Above 0, *wearing* is likelier. One sentence may be luck, so six people get 12 loads each, or a hat, and rows are exchanged both ways. (This model wears chairs, so we leave them out.)
 #
 # **Predict.** A hat's rows move the gap up. Do a load's rows move it down as far? Is one of them enough to make *carrying* likelier?
 
@@ -297,9 +297,9 @@ assert (control < 0).all()
 wear.loc[["none", "2 trägt", "4 thing", "2 and 4"]]
 
 # %% [markdown]
-# The table counts captions, of 72, that prefer *wearing*. Loads begin at a mean gap of −2.1, hats at +4.1: the whole way is 6.2. The row of *trägt* goes 2.9 of it, the thing's row 2.6, any other 0.4 at most. Down it is as far: 3.0, 2.6, 0.4. Together the two go 5.6: they add.
+# The table counts pairs, of 72, that prefer *wearing*. Loads begin at a mean gap of −2.1, hats at +4.1: the whole way is 6.2. The row of *trägt* goes 2.9 of it, the thing's row 2.6, any other 0.4 at most. Downwards the same rows go as far: 3.0, 2.6, 0.4. Together the two go 5.6: they add.
 #
-# So neither decides alone. One row takes loads and hats about half way, where *wearing* is a little likelier: 59 or 60 loads are worn, only five hats carried. With both, 67 are. Greedy decoding would have shown a rule for one direction only.
+# So each goes about half way, to a gap near +1, where *wearing* still leads: 59 or 60 loads are worn, only five hats carried. With both, all 72 loads are worn and 67 hats carried. Greedy decoding would have shown a rule for one direction only.
 #
 # A control: with both rows of *another* load, all 72 stay at *carrying*. With eleven other garments, the verb's row goes 31 to 54% of the way, the thing's 38 to 58%. Another form of sentence differs (exercise 3). [Chapter 16](ch16_intervening.ipynb) works like this throughout.
 #
@@ -349,7 +349,7 @@ wear.loc[["none", "2 trägt", "4 thing", "2 and 4"]]
 #
 # ## Your machine
 #
-# Everything runs on a CPU. A GPU matters only for chapter 9's long training.
+# Everything runs on a CPU. You need a GPU only for chapter 9's long training.
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -390,7 +390,7 @@ check(as_text)
 #
 # *think · difficulty ●●○ · worth ●●● · 10 minutes*
 #
-# In the picture, find every place where information can pass from one place to another. Now cover the chip "no future". What would the model learn in training, and what would it write afterwards?
+# In the picture, find every box in which information can pass from one token to another. Now cover the chip "no future". What would the model learn in training, and what would it write afterwards?
 #
 # <details><summary>An answer</summary>
 #

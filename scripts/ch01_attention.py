@@ -128,7 +128,7 @@ titled(
 )
 
 # %% [markdown]
-# **Your turn.** Write these steps, for any leading dimensions (a batch). Four lines do. The mask is for section 4.
+# **Your turn.** Write these steps, for any leading dimensions (a batch). Five lines do. The mask is for section 4.
 
 
 # %% tags=["yours"]
@@ -185,7 +185,7 @@ assert even[-1] < 0.4 and sharp[-1] > 0.97
 titled(
     saturation_chart(unit, list(EXAMPLE), spread=22.6),
     "At a spread of 22.6 one letter takes 98%",
-    "Softmax of five scores, stretched to the slider's spread. At a spread of 1, f gets 38%.",
+    "Softmax of five scores at a spread of 22.6; at 1, f gets 38%. Where the chart is live, a slider sets it.",
 )
 
 # %% [markdown]
@@ -226,12 +226,12 @@ measured
 # %%
 titled(
     lines(pd.concat(curves[:2]), "query, sorted", "gradient ÷ mean", "scores", height=200),
-    "Undivided, most queries get almost no gradient; divided, all get some",
+    "Undivided, a few queries take most of the gradient; divided, it is shared",
     "Xavier's start. The gradient's size at 200 queries, sorted, as a multiple of its mean.",
 )
 
 # %% [markdown]
-# The mean is larger: a few queries get huge gradients. With Xavier's start 120 of 200 get under a tenth of it; divided, none does. Dividing
+# The mean is larger: a few queries get huge gradients. With Xavier's start 120 of 200 get under a tenth of it; divided, none is under a tenth of its own, smaller mean. Dividing
 # makes the gradient even, not large.
 #
 # With PyTorch's start the divided scores spread by only 1/3: nearly a plain average.
@@ -330,7 +330,7 @@ for layer in (1, 2):
 #
 # **Pitfall.** The usual cure is −10⁹ instead of −∞.
 #
-# **Predict.** What does it put into row 0?
+# **Predict.** Which weights does row 0 get from −10⁹?
 
 # %%
 torch.manual_seed(4)
@@ -358,7 +358,7 @@ titled(
 # −10⁹; in float16 PyTorch refuses to.) `F.scaled_dot_product_attention` gives zeros; `nn.MultiheadAttention`, asked for weights, gives NaN.
 #
 # **Your turn.** Write a softmax whose empty rows are 0, and `attention`, which the rest of the series uses. A trick: fill a second time,
-# *after* the softmax. What `masked_fill` fills gets no gradient, so NaN gets neither forwards nor back.
+# *after* the softmax. What `masked_fill` fills gets no gradient, so NaN passes neither forwards nor back.
 
 
 # %% tags=["yours"]
@@ -521,7 +521,7 @@ assert min(least for _, least in results) > 0.95  # the least weight on the righ
 
 # %% [markdown]
 # Without questions or places it is 36%, what counting gives; without learning to look, the best of eight seeds gets 62%. The head that
-# looks gets all letters right, with each of eight seeds.
+# looks gets over 99.9% right, with each of eight seeds.
 #
 # **Predict.** Where does it look for the first letter? And where, had the answers been in another order?
 
@@ -539,14 +539,14 @@ for name, order in orders.items():
 titled(
     order_maps(maps, written, list(EXAMPLE)),
     "The head finds each letter's place; the loss never named it",
-    "Each row is a letter that is written, each column a letter of decaf; weights to one digit. The same "
+    "Each row is a letter to be written, each column a letter of decaf; weights to one digit. The same "
     "code, shown other answers, learns another map.",
     wrap=105,
 )
 
 # %% [markdown]
 # For the first letter it looks at the last place, with over 0.95 of the weight in every word; in another order it looks elsewhere. No more
-# letters right than by counting, or one map for two orders, would have refuted that looking is learned.
+# letters right than without learning to look (62%), or one map for two orders, would have refuted that looking is learned.
 
 # %% [markdown]
 # ## 7. What it costs
@@ -577,9 +577,9 @@ titled(
 
 # %% [markdown]
 # For a caption it is 1.5% of operations, not of time (chapter 11); of a layer with its feed-forward part it is less.
-# Memory is the harder limit: for its backward pass this code keeps $n^2$ weights per head.
+# Memory grows as fast: for its backward pass this code keeps $n^2$ weights per head.
 #
-# The paper's Table 1, without projections; a convolution sees $c$ places. Sequential steps wait for each other.
+# The paper's Table 1 leaves out attention's projections. A convolution sees $c$ places; sequential steps wait for each other.
 #
 # | layer | operations | sequential steps | longest path |
 # |---|---|---|---|

@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 2 · Multi-head attention
 #
-# After this chapter you can say what several heads give that one doesn't, with a number predicted beforehand, build the layer, and prove it equal to PyTorch's.
+# After this chapter you can say what several heads give that one doesn't, with a number predicted beforehand, build the layer, and check it against PyTorch's.
 #
 # | | |
 # |---|---|
@@ -96,7 +96,7 @@ def train_heads(h: int, asked: int = 2, hidden: int = 0, seed: int = 0) -> nn.Mo
 # %% [markdown]
 # What can a matrix read from one head's blend $w\,a+(1-w)\,b$ of two answers? They are independent letters of equal variance. Its best guess of $a$ misses the share $(1-w)^2/(w^2+(1-w)^2)$ of that variance, its best guess of $b$ the share $w^2/(w^2+(1-w)^2)$. For $w=1$ these are 0 and 1, for $w=0.9$ they are 0.01 and 0.99, for $w=½$ both are ½: the average is always ½.
 #
-# In one case of six, the marked letter *is* the mirrored one, and the blend is $a$ for any $w$. So $w=½$ is best: the matrix that suits the other cases is exact here, too. That leaves 5/6·1/2 = 5/12 of the variance.
+# In one case of six, the marked letter *is* the mirrored one, and the blend is $a$ for any $w$. At $w=½$ the best matrix for the other cases passes the blend on unchanged, and so is exact here, too. No other $w$ gives that: ½ is best. That leaves 5/6·1/2 = 5/12 of the variance.
 #
 # **Predict.** So one head should miss 0.417. What will it miss if it is asked one question, or with the network behind it? What do two heads miss, and three?
 
@@ -146,7 +146,7 @@ titled(
 #
 # $X$, (T, D), are the vectors that look, $Y$, (S, D), those that are looked at; in self-attention $Y=X$. $W^Q, W^K, W^V$, (D, D), are learned.
 #
-# Why not $Q=K=V=X$? Then interest would always be mutual, $x_i\cdot x_j=x_j\cdot x_i$, and most tokens would look at themselves, since $x_i\cdot x_i=|x_i|^2$ is large. With two matrices the score is $x_i\,W^Q{W^K}^{\top}x_j^{\top}$, which need not be symmetric.
+# Why not $Q=K=V=X$? Then every score would be mutual, $x_i\cdot x_j=x_j\cdot x_i$, and most tokens would look at themselves, since $x_i\cdot x_i=|x_i|^2$ is large. With two matrices the score is $x_i\,W^Q{W^K}^{\top}x_j^{\top}$, which need not be symmetric.
 
 # %%
 torch.manual_seed(2)
@@ -354,7 +354,7 @@ assert layer.attn.shape == (2, 4, 5, 7)  # (B, H, T, S)
 assert outcome(MultiHeadedAttention, 5, 32) == "ValueError", "5 heads can't share 32 features"
 
 # %% [markdown]
-# Where does dropout act? With a single key, each weight is 1. At $p = ½$ dropout makes it 0 or 2, for a whole head. And one mask must reach every head of its own sentence.
+# Dropout acts on the weights, so a query loses a head as a whole: with a single key each weight is 1, and at $p = ½$ becomes 0 or 2. The second test: one mask reaches every head of its sentence.
 
 # %%
 torch.manual_seed(5)
@@ -500,7 +500,7 @@ for kind in (MultiHeadedAttention, KeepsDroppedWeights):
 # | scores $QK^{\top}$ | $TSD$ | $H\cdot TS\cdot D/H=TSD$ |
 # | weights times values | $TSD$ | $TSD$ |
 #
-# Only the weights grow, to H·T·S. PyTorch's counter agrees at the paper's D=512:
+# Only the attention weights grow, to H·T·S. PyTorch's counter agrees at the paper's D=512:
 
 # %%
 T, S, D = 48, 64, 512
@@ -564,7 +564,7 @@ check(slice_heads)
 #
 # *think · difficulty ●●○ · worth ●●○ · 15 minutes*
 #
-# 1. Let D = H = 512: each head has one feature. Which maps are out of its reach?
+# 1. Let D = H = 512: each head has one feature. Which maps can such a head never learn?
 # 2. In "Two questions at once" let the wanted output be the *sum* of the two answers. Does a matrix still need two heads? And for their difference?
 #
 # <details><summary>An answer</summary>

@@ -497,7 +497,7 @@ titled(
 
 # %% [markdown]
 # Each looks at several (step 4). So step 5 holds mixtures, and its rows are
-# nearly alike. The residual connection keeps them apart: step 6 is each token's own vector plus the mixture. (Mean cosines over 40
+# nearly alike. The residual connection keeps most of their difference: step 6 is each token's own vector plus the mixture. (Mean cosines over 40
 # random layers: 0.24, 0.72, 0.38; without mixing 0.16 in step 5.)
 # The feed-forward layer then works on each row alone, and its ReLU sets half of step 7 to 0.
 #
@@ -636,8 +636,8 @@ titled(
 )
 
 # %% [markdown]
-# The end of the word. No word has eleven letters, so self-attention already says `</s>` there. Cross-attention spoils that in half of the words, and feed-forward corrects it.
-# (Of words with four and with eight letters 98 and 96% are right before it. Trainings differ: in eight, 30 to 93% of the ten-letter words are.)
+# The end of the word. No word has eleven letters, so self-attention already says `</s>` there. After cross-attention half of the words have lost it (the generator was trained to read the last row only), and feed-forward corrects it.
+# (Trainings differ: in eight, 30 to 93% of the words are right before it.)
 # The model *uses* its feed-forward layer. Does it *need* it?
 #
 # ## Take one part out
@@ -699,8 +699,8 @@ for parts, steps in ((["causal mask"], 800), (["causal mask", "cross-attention"]
 # without the mask it copies it from there. It doesn't even need the source, as the second training shows. When it writes for itself, nothing stands at t + 1 yet.
 # So the loss measured another task than ours. When a loss is too good, look at the output.
 #
-# Now all parts, each in three trainings of 800 steps. ("Several heads" leaves one head, as wide as the four together.) Where only some words come out right, the worst
-# training gets 1,600 steps: does the model fail, or learn more slowly?
+# Now all parts, each in three trainings of 800 steps. ("Several heads" leaves one head, as wide as the four together.) Where one missing part leaves only some words right, the worst
+# training also gets 1,600 steps: does the model fail, or learn more slowly?
 #
 # **Predict.** A model without positions sees its source as a bag of letters. What share of the four-letter words can it reverse at most?
 
@@ -722,16 +722,16 @@ spared = [part for part in PARTS if min(alone[part]) > 0.95]
 assert len(failing) == 3 and len(spared) == 4 and longest[(*spared, 0)] < 0.95
 titled(
     parts_chart(runs),
-    "Three parts are needed, two help, four aren't missed, one at a time",
+    "Taken out one at a time, three parts are needed, two help, four aren't missed",
     "A dot is a training without that part. Left: new ten-letter words; dashed: 95%.",
 )
 
 # %% [markdown]
-# - **Nothing works without** cross-attention, positions or the causal mask. Without cross-attention the loss stays near $\ln 10 = 2.30$: a guess among ten
-#   letters.
-# - **Slower** without residuals: 91% in the worst training, but all words after 1,600 steps; and without the encoder's self-attention: 62%, then 92%.
+# - **Nothing works without** cross-attention, positions or the causal mask. Without cross-attention the loss stays at $(7\ln 10 + \ln 7)/8 = 2.26$: a guess among ten
+#   letters and seven lengths.
+# - **Slower**, in this one layer, without residuals: 91% in the worst training, but all words after 1,600 steps; and without the encoder's self-attention: 62%, then 92%.
 # - **Not missed**, one at a time, are several heads, LayerNorms, the decoder's self-attention and the feed-forward layers: at least 99% of the words come out
-#   right, since other parts learn to do without. With all four out, 81, 94 and 100%: together they are missed a little.
+#   right: the other parts suffice. With all four out, 81, 94 and 100%: together they are missed a little.
 #   Reversing moves letters and computes nothing from them. Chapter 19 takes parts out of a translator.
 #
 # **Why the encoder looks around.** Even without self-attention each letter has its place, but not its distance from the end. Is that all that
@@ -743,7 +743,7 @@ train_to_reverse(same_length, steps=200, lengths=(10, 10))
 print("nearly all words right" if share_reversed(same_length) > 0.95 else "many words wrong")
 
 # %% [markdown]
-# Nearly all words come out right, after a quarter of the steps. Where the length is known, nobody needs to tell it.
+# Nearly all words come out right, after a quarter of the steps. This fits: where the length is known, nobody needs to tell it.
 #
 # ## Milestone · Your layers translate
 #
@@ -780,7 +780,7 @@ runs_on(DecoderLayer=DeafDecoderLayer)
 #
 # - The paper's formulas have no biases in the attention projections (chapter 2), and its code none in the generator. Ours has both.
 # - We also use dropout on attention weights and inside the feed-forward layer, as the paper's later code and `nn.Transformer` do.
-#   `make_model` hands `dropout` to every part: if it forgot the attention, a model with `dropout=0.0` would stay random.
+#   `make_model` hands `dropout` to every part: an attention with its own default would make training with `dropout=0.0` random.
 # - `nn.Transformer` puts a final LayerNorm on both stacks even in post-norm, where the paper has none. Without these two, it agrees with ours (the tests compare outputs and gradients).
 #
 # ## Exercises

@@ -207,7 +207,7 @@ assert torch.equal(pre(x, torch.zeros_like), x)
 #
 # $$ y = x + f(x), \qquad \frac{\partial y}{\partial x} = I + \frac{\partial f}{\partial x} . $$
 #
-# The $I$ is the gradient's road. But forwards, too, $x$ carries something: what is a position's own. Attention gives means over positions, and means differ less than their terms.
+# The $I$ is the gradient's road. But forwards, too, $x$ carries something: what distinguishes one position from the others. Attention gives means over positions, and means differ less than their terms.
 #
 # **Your turn.** Measure how different the positions of a sequence are.
 
@@ -228,7 +228,7 @@ apart = torch.tensor([[[1.0, 0], [-1, 0], [0, 0]], [[0, 4]] * 3])  # two words, 
 assert abs(difference(apart) - 0.2) < 1e-9, "√((1² + 1²) / (1² + 1² + 3 · 4²)) is 1/5"
 
 # %% [markdown]
-# Our model has the paper's depth, but is narrow. `small` gives some or all linear maps PyTorch's start, whose numbers are smaller than Xavier's, and `residual=False` takes the $x +$ away.
+# Our model has the paper's depth, but is narrow. `small` gives some or all linear maps PyTorch's start for `nn.Linear`, whose numbers are smaller than Xavier's, and `residual=False` takes the $x +$ away.
 
 
 # %%
@@ -323,8 +323,8 @@ titled(
 )
 
 # %% [markdown]
-# Left: at D6 the difference is 2% in post-norm from Xavier's start, 42% in pre-norm, and 60% or more from PyTorch's. Right: post-norm from Xavier's start loses most gradient (`fade`): D1 gets a seventh of D6's. That needn't hurt: Adam divides by the gradient's size.
-# But the small start gives the encoder the *smallest* gradients of all. If their size decided who learns, it would learn worst.
+# Left: at D6 the difference is 2% in post-norm from Xavier's start, 42% in pre-norm, and 60% or more from PyTorch's. Right: post-norm from Xavier's start loses most gradient (`fade`): D1 gets a seventh of D6's. That needn't hurt: Adam rescales each weight's gradient.
+# And in the encoder (not shown) PyTorch's start has the *smallest* gradients. If size decided who learns, it would learn worst.
 #
 # ## One table, three uses
 #
@@ -439,7 +439,7 @@ blind = (5 * math.log(10) + math.log(3)) / 6  # nats, if nothing is read
 print(f"{blind:.2f}", {name: round(sum(losses[-20:]) / 20, 2) for name, losses in curves.items()})
 
 # %% [markdown]
-# Post-norm without warm-up has got no further than counting places. With warm-up it learns to read, slowly; pre-norm needs none. So the LayerNorm's place seems to decide.
+# Here post-norm without warm-up doesn't even reach the loss of counting places. With warm-up it learns to read, slowly; pre-norm needs none. So the LayerNorm's place seems to decide.
 #
 # **Predict.** The same rate, no warm-up, but PyTorch's start: how far will post-norm get, and pre-norm?
 
@@ -459,11 +459,11 @@ assert end["pre-norm"] + 0.5 < end["post-norm, warm-up"] < end["post-norm"] - 0.
 assert max(end["post-norm, PyTorch's"], end["pre-norm, PyTorch's"]) < end["pre-norm"] - 0.1
 
 # %% [markdown]
-# From PyTorch's start post-norm learns as fast as pre-norm, and both end below Xavier's pre-norm. Here the start did more than place or warm-up.
+# From PyTorch's start post-norm falls behind pre-norm for a while, then both end below Xavier's pre-norm. Here the start did more than place or warm-up.
 #
 # ## At every rate
 #
-# > **In short.** One rate and seed prove little. On record is placement × start × warm-up at three rates, with three seeds each, and ten for the five runs above.
+# > **In short.** One rate and seed prove little. The record crosses placement, start and warm-up at three rates, three seeds each; the five runs above have ten.
 #
 # **Predict.** Does warm-up help post-norm more than pre-norm? At which of the three rates?
 
@@ -479,18 +479,18 @@ best = means.groupby(["start", "place"]).min()  # each with its better rate
 assert (best[1] - best[40]).abs().max() < 0.1
 titled(
     by_rate(grid, "start", "model", blind),
-    "At its best rate, each of the four models does without warm-up",
+    "At the best of three rates, warm-up gains none of the four models 0.1",
     "Thin lines: seeds; thick: their means; dashed: a model that reads nothing. The last twenty of 120 steps.",
 )
 
 # %% [markdown]
 # Warm-up gains most where the rate is too high: at 0.008 post-norm 0.4 nats from Xavier's start and 1.3 from PyTorch's, pre-norm 0.2 and 0.0. At 0.001 it costs up to 0.3, for forty of 120 steps are slower.
-# At each model's best rate it gains less than 0.1. So it doesn't cure post-norm: it makes too high a rate bearable, and post-norm meets such a rate sooner.
-# In chapter 19, each translator at its best rate, it gains post-norm 0.17 nats and pre-norm 0.18.
+# At the best of these three rates it gains each model less than 0.1. So here it doesn't cure post-norm: it makes too high a rate bearable, and post-norm meets such a rate sooner.
+# Chapter 19's translators do gain from it at their best rates, but equally: post-norm 0.17 nats, pre-norm 0.18.
 #
 # The start matters more: each at its best rate, post-norm ends at 1.5 from Xavier's, 0.9 above pre-norm, and at 0.2 from PyTorch's, level with it.
 #
-# Without residual connections (at 0.001, with warm-up) models end at 2.05 to 2.13, as if they read nothing. We didn't test why.
+# Without residual connections (at 0.001, with warm-up) the means are 2.05 to 2.13, as if they read nothing.
 #
 # Also on record: post-norm at 0.004, without warm-up, with PyTorch's start in one kind of part. **Predict.** Which part alone helps most: the attentions, the feed-forward networks, or the generator?
 
@@ -509,8 +509,8 @@ rows.sort_values("difference").round(2)
 # - Xavier's variance, $2/(n_\text{in} + n_\text{out})$, keeps a signal's size if as many numbers go in as out. Biases start at 0, tables with variance 1/D.
 # - LayerNorm brings each token's vector to mean 0 and variance 1, with the *biased* variance and ε under the root.
 # - Without the $x +$ all positions become alike within four layers, whatever the start.
-# - From Xavier's start, post-norm makes positions alike too, more slowly, and learns worse than pre-norm at every rate. PyTorch's start in the attentions helps it; in all parts, it learns like pre-norm.
-# - Warm-up helps where the rate is too high, which post-norm meets sooner. At its best rate no model here needs it.
+# - From Xavier's start, post-norm's decoder makes positions alike too, more slowly, and learns worse than pre-norm at every rate. PyTorch's start in the attentions helps it; in all parts, at its best rate, it ends level with pre-norm.
+# - Warm-up helps where the rate is too high, which post-norm meets sooner. At the best of three rates, no model here needs it.
 #
 # ## What the paper did that we don't
 #
@@ -580,7 +580,7 @@ check(deepened)
 #
 # <details><summary>An answer</summary>
 #
-# With small values and outputs the difference is 0.34 to 0.50 (four seeds), with small queries and keys 0.01 to 0.05. These decide *which* mean is added, those how much of it. Three seeds ended at 0.7, 1.5 and 1.8 against 2.0, 2.1 and 1.8: two agree.
+# With small values and outputs the difference is 0.34 to 0.50 (four seeds), with small queries and keys 0.01 to 0.05. Queries and keys decide *which* mean is added, values and outputs how much of it. Three seeds ended at 0.7, 1.5, 1.8 with small values and outputs, at 2.0, 2.1, 1.8 with small queries and keys: two agree.
 #
 # </details>
 #
