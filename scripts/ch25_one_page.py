@@ -157,9 +157,9 @@ def encode_pairs(texts: Sequence[tuple[str, str]], pieces: SentencePieceProcesso
 # There is one class for both uses. In self-attention `memory` is `x` itself; in cross-attention it is the encoder's result.
 
 
-# %%
+# %% tags=["yours"]
 class MultiHeadAttention(nn.Module):
-    """H times softmax(q·kᵀ/√d_k)·v, each between learned projections (§3.2)."""
+    """H times softmax(q·kᵀ/√d_k)·v, each between learned projections (§3.2); keeps `weights`."""
 
     def __init__(self, d_model: int, heads: int, dropout: float):
         super().__init__()
@@ -193,9 +193,9 @@ class MultiHeadAttention(nn.Module):
 # Encoder and decoder differ in two things: a decoder's layer may not look ahead (its mask, below), and it also asks the memory.
 
 
-# %%
+# %% tags=["yours"]
 class Layer(nn.Module):
-    """Self-attention, for a decoder also cross-attention, and a feed-forward network (§3.1)."""
+    """`self_attention`, in a decoder `cross_attention`, too, and a feed-forward network (§3.1)."""
 
     def __init__(self, settings: Settings, decoder: bool):
         super().__init__()
@@ -321,7 +321,7 @@ def make_batches(pairs: Sequence[Pair], max_tokens: int) -> list[tuple[Tensor, T
 # The decoder reads the target without its last token and must say the target without its first: the same row, shifted by one ([chapter 6](ch06_training.ipynb)). The loss is the mean of $-\log p(\text{right piece})$ in nats, over real pieces. *Label smoothing* asks for 90% on the right piece and spreads 10% over all: a model that is never quite sure translates better.
 
 
-# %%
+# %% tags=["yours"]
 def batch_loss(model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
     """The smoothed cross-entropy of a batch, in nats for each real token."""
     logits, labels = model(src, tgt[:, :-1]), tgt[:, 1:].flatten()  # (B, T, V), (B·T,)
@@ -332,7 +332,7 @@ def batch_loss(model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
 # The learning rate climbs for the first steps, while Adam's averages rest on few gradients and every weight would take a full step; then it falls along half a cosine ([chapter 6](ch06_training.ipynb)).
 
 
-# %%
+# %% tags=["yours"]
 def learning_rate(step: int, peak: float, warmup: int, total: int) -> float:
     """The rate at step 1, 2, …, `total`."""
     if step <= warmup:
@@ -390,7 +390,7 @@ def train(
 # *Greedy* decoding always takes the likeliest piece. It is quick, and good enough to watch with.
 
 
-# %%
+# %% tags=["yours"]
 @torch.inference_mode()
 def greedy_decode(model: Transformer, memory: Tensor, mask: Tensor, max_len: int) -> Tensor:
     """What `encode` gave to ids (B, up to `max_len`): always the likeliest next piece."""
