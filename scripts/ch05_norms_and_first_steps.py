@@ -324,7 +324,6 @@ titled(
 
 # %% [markdown]
 # Left: at D6 the difference is 2% in post-norm from Xavier's start, 42% in pre-norm, and 60% or more from PyTorch's. Right: post-norm from Xavier's start loses most gradient (`fade`): D1 gets a seventh of D6's. That needn't hurt: Adam rescales each weight's gradient.
-# And in the encoder (not shown) PyTorch's start has the *smallest* gradients. If size decided who learns, it would learn worst.
 #
 # ## One table, three uses
 #

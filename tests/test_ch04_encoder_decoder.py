@@ -20,6 +20,7 @@ from scripts.ch04_encoder_decoder import (
     SublayerConnection,
     clones,
     count_parameters,
+    fresh_model,
     make_model,
     nothing,
     share_reversed,
@@ -223,3 +224,28 @@ def test_what_is_out_is_out_and_all_else_is_there(part):
 def test_an_unknown_part_is_refused():
     with pytest.raises(ValueError, match="no part 'wheels': choose from positions, "):
         without("wheels")
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("seed", range(8))
+def test_eight_of_eight_seeds_reverse_from_both_ends_and_use_their_feed_forward_layer(seed):
+    """What the page says of eight trainings, with room for other processors' rounding."""
+    model, early = fresh_model(seed), []
+    layer = model.decoder.layers[0]
+
+    def right(length):
+        """By place, how many of 500 words' tokens are right, given the right beginning."""
+        source, target = reversals(500, (length, length), torch.Generator().manual_seed(5))
+        with torch.no_grad():
+            vectors = model(source, target[:, :-1], None, subsequent_mask(length + 1))
+            return model.generator(vectors).argmax(-1) == target[:, 1:]  # (500, length + 1)
+
+    def look_on(step):
+        if step == 70:
+            early.extend(right(8).double().mean(0).tolist())
+
+    train_to_reverse(model, seed=seed, watch=look_on)
+    assert share_reversed(model) > 0.95
+    assert early[0] > 0.9 and early[-1] > 0.6 and early[5] < 0.7
+    layer.feed_forward.forward = nothing
+    assert right(10).all(-1).double().mean() < 0.97
