@@ -54,7 +54,7 @@ from scripts import ROOT
 from scripts.book.charts import titled
 from scripts.book.domains import in_domain, list_of_texts
 from scripts.book.exercises import check
-from scripts.book.figures.training import length_curves, padding_bars, size_curves, two_batches
+from scripts.book.figures.captions import length_curves, padding_bars, size_curves, two_batches
 from scripts.book.records import load_record
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch06_training import BOS, EOS, PAD, UNK, Batch

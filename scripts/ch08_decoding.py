@@ -52,7 +52,7 @@ from torch import Tensor, nn
 from scripts import ROOT
 from scripts.book.domains import in_domain, list_of_texts
 from scripts.book.exercises import check
-from scripts.book.figures.training import beam_tree, beam_tree_chart, kept_chart, temperature_chart
+from scripts.book.figures.searching import beam_tree, beam_tree_chart, kept_chart, temperature_chart
 from scripts.book.instruments import count_calls, count_flops
 from scripts.book.phrases import END, START, PhraseBook, every_sentence
 from scripts.book.records import load_record

@@ -54,7 +54,8 @@ from torch.nn.utils import parameters_to_vector
 from torch.optim.lr_scheduler import LambdaLR
 
 from scripts.book.exercises import check
-from scripts.book.figures.training import history_chart, ingredient_chart, sample_table, score_table
+from scripts.book.figures.judging import ingredient_chart
+from scripts.book.figures.training import history_chart, sample_table, score_table
 from scripts.book.records import load_record
 from scripts.book.verdict import Verdict, verdicts
 from scripts.ch06_training import LabelSmoothing, batch_loss, cosine_rate, run_epoch, train_step

@@ -49,7 +49,7 @@ import torch
 from scripts import ROOT
 from scripts.book.domains import in_domain, list_of_texts, texts_side_by_side
 from scripts.book.exercises import check
-from scripts.book.figures.training import (
+from scripts.book.figures.judging import (
     chance_chart,
     length_chart,
     rare_word_chart,
