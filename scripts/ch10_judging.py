@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 10 · Judging
 #
-# After this chapter you can measure a translator, say whether one is really better than another, and put a test of significance itself to the test.
+# After this chapter you can measure a translator, say whether one is really better than another, and test a test of significance.
 #
 # | | |
 # |---|---|
@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 55 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 9 · The training run](ch09_training_run.ipynb) · [Chapter 11 · Where the time goes](ch11_where_the_time_goes.ipynb) |
 #
-# *If you read only three cells:* the picture of *What a machine can count*, the histograms of *Swap by a coin*, the chart of *Case*.
+# *If you read only three cells:* the bricks, the histograms of *Swap by a coin*, the chart of the case.
 #
 # Shapes: **N** sentences, **R** tosses or draws.
 
@@ -41,7 +41,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -100,13 +100,13 @@ titled(
 #
 # ## BLEU, by hand
 #
-# > **In short.** The shares of matching n-grams, their geometric mean, and a penalty for short texts.
+# > **In short.** The shares of matching n-grams, their geometric mean, a penalty for short texts.
 #
 # BLEU (Papineni et al. 2002) sums over the *whole corpus*, and only then divides.
 #
 # 1. An **n-gram** is a run of n tokens. The precision $p_n$ is the share of the outputs' n-grams with a match.
 # 2. Matches are **clipped**: in each sentence an n-gram matches at most as often as it occurs in the reference.
-# 3. One safe word could have $p_1 = 1$. Hence the **brevity penalty**: with c tokens of output and r of reference, $\text{BP} = \min(1, e^{\,1 - r/c})$.
+# 3. One safe word could have $p_1 = 1$. Hence the **brevity penalty**, for c tokens of output and r of reference: $\text{BP} = \min(1, e^{\,1 - r/c})$.
 # 4. $\text{BLEU} = 100 \cdot \text{BP} \cdot (p_1\, p_2\, p_3\, p_4)^{1/4}$.
 #
 # **Your turn.** Write `ngram_counts`.
@@ -143,7 +143,7 @@ print(f"90 tokens for 100: BP = {brevity_penalty(90, 100):.3f}")
 # %% [markdown]
 # It loses 10.5%.
 #
-# **Smoothing.** The mean is geometric: one $p_n$ of zero makes the score zero, however good the others are. sacreBLEU (Post 2018), the standard program, therefore *smooths* zeros away before it multiplies. No other count changes.
+# **Smoothing.** The mean is geometric: one $p_n$ of zero makes the score zero, however good the others are. sacreBLEU (Post 2018), the standard program, *smooths* zeros away before it multiplies; no other count changes.
 
 
 # %%
@@ -199,24 +199,21 @@ corpora = {
 for name, (outputs, targets) in corpora.items():
     theirs = corpus_bleu(outputs, targets)  # sacreBLEU's
     parts = bleu_parts([*map(tokens_13a, outputs)], [*map(tokens_13a, targets)])
-    assert (parts.matches, parts.totals) == (theirs.counts, theirs.totals), (
-        "wrong matches or totals"
-    )
-    assert (parts.output_length, parts.reference_length) == (theirs.sys_len, theirs.ref_len)
+    assert astuple(parts) == (theirs.counts, theirs.totals, theirs.sys_len, theirs.ref_len)
     assert math.isclose(parts.score, theirs.score, rel_tol=1e-9), "not sacreBLEU's score"
     print(f"{name:12}  BLEU {parts.score:5.2f}: {parts.matches} of {parts.totals} match")
 print(theirs.signature.split("|version")[0])
 
 # %% [markdown]
-# $p_1$ is 2/7; without clipping it would be 1. The three zeros of this output count as 1/2, 1/4 and 1/8; without smoothing it would have 0.
+# $p_1$ is 2/7; without clipping it would be 1. Without smoothing the three zeros would make BLEU 0.
 #
-# The last line is sacreBLEU's *signature*. It names what changes the number: one reference each, capitals count (`case:mixed`), the tokeniser, the smoothing; and the version.
+# The last line is sacreBLEU's *signature*. It names what changes the number: one reference each, capitals count (`case:mixed`), the tokeniser, the smoothing.
 #
 # ## Two translators
 #
 # > **In short.** One model, two searches. Which translates better?
 #
-# One decodes greedily, the other with a beam of 5 and α = 0.6 (chapter 8). Seven of their ten captions differ.
+# One decodes greedily, the other with a beam of 5 and α = 0.6. Seven of their ten captions differ.
 #
 # **Predict.** Which would you choose? Which one has the higher BLEU?
 
@@ -241,7 +238,7 @@ two = {"greedy": greedy_outputs, "beam of 5": beam_outputs}
 print({name: round(bleu(outputs, references), 2) for name, outputs in two.items()})
 
 # %% [markdown]
-# Greedy decoding is ahead, by 0.2. Each makes mistakes of its own: greedy writes "snow snowmobile", the beam "A man in bright suits". "repair" is right and has no match.
+# Greedy decoding is ahead, by 0.2. Each makes mistakes of its own: "snow snowmobile", "A man in bright suits". "repair" is right and has no match.
 #
 # **Pitfall.** Other figures are called BLEU, too. **Predict.** Which of these is higher than 50.56?
 
@@ -254,7 +251,7 @@ for options in ({"tokenize": "none", "force": True}, {"lowercase": True}, {"toke
 #
 # ## chrF: letters instead of words
 #
-# > **In short.** BLEU gives nothing for "working" when the reference has "works". chrF compares runs of letters.
+# > **In short.** "working" for "works" is half right. chrF compares runs of letters.
 #
 # chrF (Popović 2015) removes the spaces and counts n-grams of *letters*, n from 1 to 6. *Precision* is the share of the outputs' n-grams with a match, *recall* the share of the references'. With prec and rec their means over n,
 #
@@ -271,13 +268,12 @@ def chrf_by_hand(outputs: Sequence[str], references: Sequence[str]) -> float:
 
     Matches and n-grams are summed over the corpus. An n is left out for which a side has no n-gram.
     """
+    letters = [["".join(text.split()) for text in side] for side in (outputs, references)]
     precisions, recalls = [], []
     for n in range(1, 7):
-        sides = [
-            [ngram_counts("".join(t.split()), n) for t in side] for side in (outputs, references)
-        ]
-        matches = sum((ours & theirs).total() for ours, theirs in zip(*sides, strict=True))
-        output_total, reference_total = (sum(c.total() for c in counts) for counts in sides)
+        counts = [[ngram_counts(text, n) for text in side] for side in letters]
+        matches = sum((ours & theirs).total() for ours, theirs in zip(*counts, strict=True))
+        output_total, reference_total = (sum(c.total() for c in side) for side in counts)
         if output_total and reference_total:
             precisions.append(matches / output_total)
             recalls.append(matches / reference_total)
@@ -300,24 +296,23 @@ for name, (outputs, targets) in corpora.items():
 # **Predict.** Four outputs, each with its reference. Two of them are bad translations. Which two have the highest chrF?
 
 # %%
-judged = [
+for output, target in (
     ("A guy working on a building.", references[8]),
     ("A guy banana on a building.", references[8]),
     ("Children fight over the ball.", "Kids compete to gain possession of the soccer ball."),
     ("A man in an orange hat throwing something off.", references[0]),
-]
-for output, target in judged:
+):
     scores = f"BLEU {bleu([output], [target]):4.1f}  chrF2 {chrf_by_hand([output], [target]):4.1f}"
     print(f"{scores}  {output:46}  ({target})")
 
 # %% [markdown]
 # To BLEU "banana" is as good as "working"; chrF sees the difference. But the man, who throws nothing, comes second, and has the highest BLEU. The children, with whom nothing is wrong, come last: of the thousand captions that this translator was tested on, only one has a lower chrF. A mismatch isn't yet a mistake.
 #
-# **COMET** ([Rei et al. 2020](https://arxiv.org/abs/2009.09025)), a model trained on people's verdicts, reads the source, too; in its authors' comparison it agreed with people better than earlier metrics. **People** are the standard for all others. [Freitag et al. (2021)](https://aclanthology.org/2021.tacl-1.87) had professional translators mark each error. Their ranking of the systems differed substantially from that of crowd workers.
+# **COMET** ([Rei et al. 2020](https://arxiv.org/abs/2009.09025)) is a model trained on people's verdicts. And it matters *which* people: in [Freitag et al. (2021)](https://aclanthology.org/2021.tacl-1.87) professional translators ranked systems quite differently from crowd workers.
 #
 # ## Swap by a coin
 #
-# > **In short.** If two systems are equal, it is chance which of them wrote which output. Let chance decide anew, many times: how far apart do equals come?
+# > **In short.** Of two equal systems, it is chance which wrote which output. Let chance decide anew, many times: how far apart do equals come?
 #
 # Toss a coin for each caption. Heads: the two systems swap their outputs. Then score both (*approximate randomisation*: Noreen 1989; Riezler and Maxwell 2005). BLEU is made of ten sums over sentences: 4 matches, 4 totals, 2 lengths. A swap moves a sentence's ten numbers from one system to the other.
 
@@ -370,16 +365,16 @@ for toss, difference in zip(coins[:3], swaps, strict=False):  # the texts themse
 # %%
 titled(
     figures.swap_chart(swaps, measured),
-    "Ten captions: equals come up to four points apart",
+    "Ten captions: equals come more than four points apart",
     "A toss is a coin for each of the ten captions; heads swap its two outputs.",
 )
 
 # %% [markdown]
-# All of them do: no toss brings the two any closer than they are. (The gaps are there because only seven captions differ.) A difference that equals exceed so easily says nothing. With $d$ the measured difference and $d^*_t$ that of toss t, the share of such tosses is called
+# All of them do: no toss brings the two any closer than they are. A difference that equals exceed so easily says nothing. With $d$ the measured difference and $d^*_t$ that of toss t, the share of such tosses is called
 #
 # $$p = \frac{1 + \#\{t : |d^*_t| \ge |d|\}}{1 + R}.$$
 #
-# Both signs count: we didn't know which system would be ahead. The 1 is for the outputs as they were, so p is never 0.
+# Both signs count: we didn't know who would be ahead. The 1 is for the outputs as they were.
 #
 # **Your turn.** Write it.
 
@@ -404,15 +399,10 @@ print(f"p = {randomisation_p(swaps, measured):.2f}")
 #
 # > **In short.** How far apart might the systems be on *other* captions? Draw new test sets from ours.
 #
-# The *paired bootstrap* (Koehn 2004): draw N of the N sentences, with repetition, and score *both* systems on this draw, since a hard sentence is hard for both. The differences of many draws scatter about as those of many test sets would. The interval leaves out 2.5% of them at each end.
+# The *paired bootstrap* (Koehn 2004): draw N of the N sentences, with repetition, and score *both* systems on them, since a hard sentence is hard for both. The differences of many draws scatter about as those of many test sets would. The interval leaves out 2.5% at each end.
 
 
 # %%
-def bleu_of_draws(counts: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """BLEU of each draw: counts (N, 10), draws (R, n) of row numbers, to (R,)."""
-    return bleu_of_sums(np.stack([counts[draw].sum(axis=0) for draw in draws]))
-
-
 @dataclass(frozen=True)
 class PairedDifference:
     """How far two systems' BLEU differ, and how much of that chance in the sentences explains."""
@@ -442,12 +432,13 @@ def paired_difference(
     trials, samples = in_domain("trials", trials), in_domain("samples", samples)
     rng, size = np.random.default_rng(seed), counts.shape[1]
     drawn = rng.choice(size, size=(samples, size))  # (samples, N), with repetition
-    before, after = (bleu_of_draws(parts, drawn) for parts in counts)  # (samples,) each
+    times = np.stack([np.bincount(draw, minlength=size) for draw in drawn])  # each is drawn
+    before, after = (bleu_of_sums(times @ parts) for parts in counts)  # (samples,) each
     swaps = swapped_differences(counts, rng.integers(2, size=(trials, size)))  # (trials,)
     difference = float(np.diff(bleu_of_sums(counts.sum(axis=1)))[0])
-    low, high = np.percentile(after - before, [2.5, 97.5]).tolist()
+    ends = np.percentile(after - before, [2.5, 97.5]).tolist()
     p = randomisation_p(swaps, difference)
-    return PairedDifference(difference, low, high, p, after - before, swaps)
+    return PairedDifference(difference, *ends, p, after - before, swaps)
 
 
 # %% [markdown]
@@ -466,11 +457,11 @@ titled(
 )
 
 # %% [markdown]
-# Ten points wide, and 1.2: with a hundred times the captions it is about $\sqrt{100}$ times narrower. Now the beam is ahead by 1.4, and none of 10,000 tosses comes so far. That is about other *sentences*, not about other training seeds. (For two models of your own: `python -m scripts.evaluate --model ONE --against OTHER`.)
+# Ten points wide, and 1.2: eight times narrower with a hundred times the captions (the rule is $\sqrt{100}$). Now the beam is ahead by 1.4, and none of 10,000 tosses comes so far. (For two models of your own: `python -m scripts.evaluate --model ONE --against OTHER`.)
 #
 # ## Case · A p that finds equals different
 #
-# **Symptom.** sacreBLEU's paired bootstrap prints a p, too. We give it *equals*: the same references twice, and in both each word is deleted with a chance of a fifth. At a level of 5% it should call 5% of such pairs different. It calls twice as many.
+# **Symptom.** sacreBLEU's paired bootstrap prints a p, too. We give it *equals*: the same references twice, and in both each word is deleted with a chance of a fifth. At a level of 5% it should call 5% of such pairs different. It calls more than twice as many.
 #
 # **Suspects.** Too few draws? Or what is done with them? They scatter around $d$, those of equals would around 0; so their mean has to be subtracted. sacreBLEU drops the draws' signs first, *then* subtracts the mean of what is left, and counts how many exceed $|d|$.
 #
@@ -519,20 +510,20 @@ assert min(few_alarms, many_alarms) > 1.5 * max(swap_alarms, centred_alarms)
 assert equals["sacreBLEU's bootstrap"].max() < 0.6 and equals["swaps"].max() > 0.9
 titled(
     figures.p_chart(equals),
-    "Of equals, sacreBLEU's p is never above one half",
+    "sacreBLEU finds too many equals different, and hardly any alike",
     "400 pairs of equals. A sound test gives each p equally often.",
 )
 
 # %% [markdown]
-# **Culprit.** The order. Ten times the draws change nothing; the same 199 draws with the mean subtracted first do as well as the swaps. Even at $d = 0$ only about two in five sizes exceed their own mean, so the p of equals stays below one half, and too many are small. Test a test on equals before you trust its p.
+# **Culprit.** The order. Ten times the draws change nothing; the same 199 draws with the mean subtracted first do as well as the swaps. Even at $d = 0$ only two in five draws are larger than the mean size (42% of a normal distribution), so the p of equals hardly exceeds 0.4, and too many are small.
 #
 # ## Eight chances of a false alarm
 #
-# > **In short.** At 5%, one test of equals in twenty gives a false alarm. Who tests eight things has eight chances.
+# > **In short.** At 5%, one test of equals in twenty gives a false alarm. Eight tests are eight chances.
 #
-# *Seeds* are chance, too. Our recipe was trained three times, each of eight changes to it once or twice; equal trainings differ in BLEU with a standard deviation of about 0.4. Student's t test makes a p of such figures ([`verdict.py`](../scripts/book/verdict.py)).
+# So far chance was in the sentences. It is also in the *seeds*: equal trainings of a small recipe differ in BLEU, with a standard deviation of about 0.4. Student's t test makes a p of such figures ([`verdict.py`](../scripts/book/verdict.py)).
 #
-# Suppose that *none* of the eight changes anything. **Predict.** In how many of a thousand such studies is some p below 0.05? (If the eight p were independent: $1 - 0.95^8 = 34\%$.)
+# Suppose that eight changes to the recipe change nothing. **Predict.** In how many of a thousand such studies is some p below 0.05? (If the eight p were independent: $1 - 0.95^8 = 34\%$.)
 #
 # *Holm* (1979) asks more: the smallest p must be below 0.05/8, the next below 0.05/7, and so on, until one fails. Then a study gives any false alarm with a chance of at most 5%.
 
@@ -540,11 +531,10 @@ titled(
 # %%
 def study_of_nothing(rng: np.random.Generator) -> dict[str, Verdict]:
     """Eight changes, two trainings each, against a recipe of three; none makes a difference."""
-    names = ["the recipe", *(f"change {i}" for i in range(1, 9))]
-    rows = {
-        name: rng.normal(31.6, 0.4, 3 if name == "the recipe" else 2).tolist() for name in names
-    }
-    return verdicts(rows, dict.fromkeys(names[1:], "the recipe"))
+    changes = [f"change {i}" for i in range(1, 9)]
+    runs = {"the recipe": 3} | dict.fromkeys(changes, 2)
+    rows = {name: rng.normal(31.6, 0.4, size).tolist() for name, size in runs.items()}
+    return verdicts(rows, dict.fromkeys(changes, "the recipe"))
 
 
 # %%
@@ -555,11 +545,11 @@ holm = sum(any(verdict.told for verdict in study) for study in studies) / 1000
 print(f"a false alarm in {alone:.0%} of the studies, with Holm's steps in {holm:.0%}")
 
 # %% [markdown]
-# A quarter of the studies of nothing find something. (Fewer than 34%, since all eight are compared with the same three runs, and so err together.)
+# A quarter of the studies of nothing find something. (Fewer than 34%, since the eight share the recipe's three runs and one spread, and so err together.)
 #
-# Now the real ones ([`ingredients.py`](../scripts/studies/ingredients.py)): five epochs of a narrow model with dropout 0.1 and smoothing 0.1. *BPE-dropout* (Provilkov et al. 2020) splits a word differently each time; *R-Drop* (Liang, Wu et al. 2021) asks two passes with different dropout to agree; *Muon* (Jordan et al. 2024) makes each matrix's step nearly orthogonal; *Xavier's tables* are embeddings of Xavier's spread, not $1/\sqrt D$.
+# Now real ones ([`ingredients.py`](../scripts/studies/ingredients.py)): a narrow model, five epochs, dropout and smoothing 0.1. *BPE-dropout* (Provilkov et al. 2020) splits words differently each time; *R-Drop* (Liang, Wu et al. 2021) asks two passes with different dropout to agree; *Muon* (Jordan et al. 2024) makes each matrix's step nearly orthogonal; *Xavier's tables* are embeddings of Xavier's spread, not $1/\sqrt D$.
 #
-# **Predict.** Which changes matter in only five epochs? Does any of them *gain* something?
+# **Predict.** Which changes matter? Does any *gain* something?
 
 
 # %%
@@ -577,12 +567,10 @@ differing = {name for name, verdict in by_seeds.items() if verdict.told}
 assert differing == {"dropout 0.3", "peak rate / 4", "BPE-dropout 0.1"}
 for name in ("Muon", "Xavier's tables"):
     print(f"{name}: p = {by_seeds[name].p:.3f}, and {0.05 / 5:.3f} is asked")
-figures.ingredient_chart(
-    recipe, "Three changes do harm; no gain can be told from chance", differing
-)
+figures.ingredient_chart(recipe, "Three changes do harm; no gain passes Holm's test", differing)
 
 # %% [markdown]
-# Three do harm in five epochs. Muon and Xavier's tables would each pass alone; after three smaller p the bar is 0.05/5, and they fail. That doesn't show that they do nothing: two runs can't tell.
+# Three do harm. Muon and Xavier's tables would each pass alone; after three smaller p the bar is 0.05/5, and they fail. That doesn't show that they do nothing: two runs can't tell.
 #
 # **Pitfall.** Choosing is testing, too. Our α = 0.6 was fixed beforehand. Which of eleven values is best?
 
@@ -593,23 +581,21 @@ for split, key in (("validation", "penalties_on_val"), ("test", "penalties")):
     print(f"best on {split}: α = {alpha}, with {on_test[alpha]:.2f} BLEU on the test")
 
 # %% [markdown]
-# To report 42.06 is to train on the test set: the highest of eleven figures is partly luck. Choose on validation (the paper did, §6.1), and read the test once: 41.90.
+# To report 42.06 is to train on the test set: the highest of eleven figures is partly luck. Choose on validation, as the paper did (§6.1), and read the test once: 41.90.
 #
 # ## Milestone · Your BLEU
 #
-# > **In short.** Your functions judge the shipped translator, beside sacreBLEU.
+# > **In short.** Your functions judge the shipped translator.
 
 # %%
 scores_with(bleu_parts)
 
 # %% [markdown]
-# To judge a model of your own, with the corpus of [chapter 7](ch07_multi30k.ipynb): `python -m scripts.evaluate --model models/multi30k-de-en --split test_2016_flickr --beam 5`.
-#
 # ## Summary
 #
 # - BLEU is four clipped n-gram precisions and a brevity penalty, over a whole corpus. Report its signature.
 # - Swaps say how far equals come apart; draws say how large the difference may be elsewhere.
-# - Test a test on equals before you trust its p. With eight tests, ask more of each. Choose on validation.
+# - Test a test on equals. With eight tests, ask more of each. Choose on validation.
 # - A mismatch isn't yet a mistake: somebody has to read.
 #
 # ## What the paper did that we don't

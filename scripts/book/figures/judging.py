@@ -89,7 +89,7 @@ def match_walls(pairs: Collection[tuple[list[str], list[str]]]) -> alt.TopLevelM
             alt.X("middle:Q", scale=scale, axis=None), text="label:N", color=ink
         )
         heading = alt.Title(f"reference: {' '.join(reference)}", anchor="start", fontSize=13)
-        walls.append(alt.layer(wall, words).properties(width=600, height=104, title=heading))
+        walls.append(alt.layer(wall, words).properties(width=630, height=104, title=heading))
     return alt.vconcat(*walls, spacing=18)
 
 
@@ -137,10 +137,10 @@ def binned(values: Collection[float], step: float) -> pd.DataFrame:
 
 def swap_chart(swaps: Collection[float], difference: float) -> alt.TopLevelMixin:
     """The differences after ten, a hundred and all of the tosses; the measured one is marked."""
-    panels = {f"{n:,} tosses": binned(swaps[:n], 0.25) for n in (10, 100, len(swaps))}
+    panels = {f"{n:,} tosses": binned(swaps[:n], 0.1) for n in (10, 100, len(swaps))}
     marks = {name: [(difference, f"{difference:+.2f}, measured", "center")] for name in panels}
     x_title = "BLEU of the beam minus BLEU of greedy decoding, after swaps"
-    return histograms(panels, 0.25, x_title, marks, "tosses", height=70)
+    return histograms(panels, 0.1, x_title, marks, "tosses", height=70)
 
 
 def chance_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
