@@ -13,7 +13,6 @@ from scripts.ch06_training import EOS
 from scripts.ch07_multi30k import source_ids
 from scripts.ch10_judging import (
     bleu_parts,
-    ingredient_verdicts,
     lossy,
     paired_difference,
     tokens_13a,
@@ -119,15 +118,6 @@ def test_a_system_does_not_differ_from_itself(pairs):
         assert itself.p == 1.0 and itself.difference == itself.low == itself.high == 0
     with pytest.raises(ValueError, match="not 9 outputs and 10 references"):
         paired_difference(texts, texts[1:], texts)
-
-
-def test_the_record_of_the_recipe_says_what_the_chapter_says():
-    record = load_record("recipe-multi30k")
-    judged = ingredient_verdicts(record)
-    claims = {name: verdict.difference < 0 for name, verdict in judged.items() if verdict.told}
-    assert claims == dict.fromkeys(("dropout 0.3", "peak rate / 4", "BPE-dropout 0.1"), True)
-    alone = {name for name, verdict in judged.items() if verdict.p < 0.05} - {*claims}
-    assert alone == {"Muon", "Xavier's tables"}
 
 
 # The study behind the record
