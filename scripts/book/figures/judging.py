@@ -113,7 +113,7 @@ def histograms(
         x = alt.X("from:Q", bin="binned", scale=scale, title=x_title if last else None)
         columns = alt.Chart(rounded(frame.assign(to=frame["from"] + step)))
         columns = columns.mark_bar(binSpacing=1, color=PALETTE[0], opacity=0.7)
-        y = alt.Y("count:Q", title=y_title).axis(tickCount=3, minExtent=36)
+        y = alt.Y("count:Q", title=y_title).axis(tickCount=2, minExtent=36)
         layers = [columns.encode(x.axis(labelFlush=False, labels=last), y, x2="to:Q")]
         for place, label, side in marks.get(name, []):
             line = alt.Chart(rounded(pd.DataFrame({"at": [place], "label": [label]})))
