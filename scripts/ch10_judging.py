@@ -528,7 +528,7 @@ titled(
 
 
 # %%
-def study_of_nothing(rng: np.random.Generator) -> dict[str, Verdict]:
+def study_of_equals(rng: np.random.Generator) -> dict[str, Verdict]:
     """Eight changes, two trainings each, against a recipe of three; none makes a difference."""
     changes = {f"change {i}": rng.normal(31.6, 0.4, 2).tolist() for i in range(1, 9)}
     recipe = {"the recipe": rng.normal(31.6, 0.4, 3).tolist()}
@@ -537,7 +537,7 @@ def study_of_nothing(rng: np.random.Generator) -> dict[str, Verdict]:
 
 # %%
 rng = np.random.default_rng(0)
-studies = [study_of_nothing(rng).values() for _ in range(1000)]
+studies = [study_of_equals(rng).values() for _ in range(1000)]
 alone = sum(any(verdict.p < 0.05 for verdict in study) for study in studies) / 1000
 holm = sum(any(verdict.told for verdict in study) for study in studies) / 1000
 print(f"a false alarm in {alone:.0%} of the studies, with Holm's steps in {holm:.0%}")
