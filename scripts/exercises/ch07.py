@@ -1,36 +1,25 @@
 """Chapter 7's exercises."""
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from scripts.book.exercises import exercise, outcome, probe
+from scripts.book.exercises import exercise, outcome
 from scripts.ch06_training import BOS, EOS
-from scripts.ch07_multi30k import SPECIALS, Example, padding_share
-
-
-def numbered(function: Callable, min_freq: int) -> list:
-    """Ids, specials, words, and how often each occurs: equals may have any order."""
-    texts = {"train": "rennt ein Hund schläft ein Hund noch ein", "val": "ein Ball schläft"}
-    splits = {split: [text.split()] for split, text in texts.items()}
-    numbers, counts = function(splits, min_freq), Counter(texts["train"].split())
-    words = sorted(numbers, key=numbers.get)
-    return [sorted(numbers.values()), words[:4], sorted(words), [counts[word] for word in words]]
+from scripts.ch07_multi30k import Example, padding_share
 
 
 @exercise(
-    lambda: [probe(numbered, 1), probe(numbered, 2)],
-    "not the specials, then the training split's words from frequent to rare, with ids 0 to V − 1",
-    "the four special entries don't have their ids 0 to 3, on which masks and decoders rely",
-    lambda *inputs: {word: (i - 4) % 9 for word, i in word_numbers(*inputs).items()},
-    "another split was read, and can no longer show how often a word is unknown",
-    lambda splits, min_freq: word_numbers({"train": sum(splits.values(), [])}, min_freq),
+    lambda: [("a\nb\u2028c\nd",), ("a\nb\n\nc\x85\nd\n",), ("a\r\nb\r\n",), ("a\n\nb c\n",), ("",)],
+    "the first line, from 0, that splitlines cuts once more; None if there is none",
+    "a strange character at the end of a line adds a line, too, an empty one",
+    lambda text: next((i for i, s in enumerate(text.split("\n")) if len(s.splitlines()) > 1), None),
+    "that counts the lines that splitlines makes: we look for the one that it cuts",
+    lambda text: len(text.splitlines()),
 )
-def word_numbers(splits: dict[str, list[list[str]]], min_freq: int) -> dict[str, int]:
-    """Word -> id: the specials, then the training split's words by count."""
-    counts = Counter(word for words in splits["train"] for word in words)
-    words = [word for word, times in counts.most_common() if times >= min_freq]
-    return {word: i for i, word in enumerate([*SPECIALS, *words])}
+def first_shift(text: str) -> int | None:
+    """The first line that `splitlines` cuts although it holds no newline."""
+    lines = enumerate(text.split("\n"))
+    return next((i for i, line in lines if len(f"{line}\n".splitlines()) > 1), None)
 
 
 @exercise(
