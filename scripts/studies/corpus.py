@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
+import torch
+
 from scripts import ch07_multi30k as ch07
+from scripts.book.instruments import count_flops
 from scripts.ch04_encoder_decoder import make_model
 from scripts.corpora.multi30k import multi30k
 from scripts.studies.subject import record_command
@@ -41,12 +44,11 @@ def unknown_words(pairs: dict[str, list[tuple[str, str]]]) -> list[dict[str, Any
     return rows
 
 
-def work(tokens: dict[str, dict[str, float]]) -> dict[str, dict[str, int]]:
-    """Operations for an average pair at each size of the vocabulary, in chapter 9's model."""
-    sizes = {"N": 3, "d_model": 256, "d_ff": 1024, "h": 8}
-    lengths = {v: [round(by_size[v]) + 1 for by_size in tokens.values()] for v in map(str, SIZES)}
-    models = ((v, make_model(int(v), int(v), **sizes)) for v in lengths)
-    return {v: ch07.pair_work(model, *lengths[v]) for v, model in models}
+def million_operations(v: str, lengths: Sequence[float]) -> float:
+    """Of one forward pass of chapter 9's model over a pair of average lengths, with V = `v`."""
+    model = make_model(int(v), int(v), N=3, d_model=256, d_ff=1024, h=8)
+    src, tgt = (torch.ones(1, round(n) + 1, dtype=torch.long) for n in lengths)
+    return round(count_flops(lambda: model.generator(model(src, tgt))) / 1e6, 1)
 
 
 def word_counts(texts: Sequence[str]) -> dict[str, int]:
@@ -75,7 +77,7 @@ def multi30k_facts() -> dict[str, Any]:
         "counts": {name: word_counts(texts) for name, texts in train.items()},
         "unknown": unknown_words(pairs),
         "tokens": tokens,
-        "work": work(tokens),
+        "operations": {v: million_operations(v, [t[v] for t in tokens.values()]) for v in bpe},
         "changed": sum(largest.decode(largest.encode(text)) != text for text in both),
         "padding": ch07.padding_table(ch07.encode_pairs(pairs["train"], largest), 2048),
     }

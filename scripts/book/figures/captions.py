@@ -15,6 +15,7 @@ alt, pd = Late("altair"), Late("pandas")
 
 def merge_tree(steps: Sequence[Sequence[str]]) -> alt.LayerChart:
     """How letters become pieces: `steps` are the pieces after each merge. A slider plays them."""
+    steps = [[piece.replace("▁", "_") for piece in pieces] for pieces in steps]  # in the same font
     places = [(float(i), 0) for i in range(len(steps[0]))]  # of the pieces so far: x, merge
     nodes = [(piece, x, 0, 0, x, 0) for piece, (x, _) in zip(steps[0], places, strict=True)]
     for number, (before, after) in enumerate(pairwise(steps), 1):
@@ -31,7 +32,7 @@ def merge_tree(steps: Sequence[Sequence[str]]) -> alt.LayerChart:
     slider = alt.param(name="merges", value=last, bind=bind)
     width, height = max(260, 44 * len(steps[0])), 36 * (last + 1)
     x = alt.X("x:Q", axis=None).scale(domain=[-0.6, len(steps[0]) - 0.4], nice=False)
-    y = alt.Y("y:Q", title="merge").scale(domain=[-0.4, last + 0.7], nice=False)
+    y = alt.Y("y:Q", title="merge").scale(domain=[-0.7, last + 0.7], nice=False)
     y = y.axis(values=list(range(last + 1)), format="d", grid=False, domain=False, ticks=False)
     base = alt.Chart(frame).transform_filter("datum.merge <= merges").encode(x, y)
     kinds = {"a final piece": PALETTE[0], "joined further": GREY}
@@ -39,7 +40,9 @@ def merge_tree(steps: Sequence[Sequence[str]]) -> alt.LayerChart:
     lines = base.mark_rule(color=GREY, aria=False).encode(x2="to x:Q", y2="to y:Q")
     words = base.transform_filter("datum.piece != ''")
     layers = [lines, words.mark_circle(size=50, opacity=1, aria=False).encode(color)]
-    layers.append(words.mark_text(dy=-12, fontSize=13).encode(color, text="piece:N"))
+    for row, dy in (("datum.y > 0", -12), ("datum.y == 0", 14)):  # letters stand below
+        text = words.transform_filter(row).mark_text(dy=dy, fontSize=13)
+        layers.append(text.encode(color, text="piece:N"))
     return alt.layer(*layers).properties(width=width, height=height).add_params(slider)
 
 
