@@ -669,7 +669,8 @@ padding = padding_table(train, 1024)
 titled(
     padding_bars(padding),
     f"Buckets cut padding from {padding['random order']:.0%} to {padding['length buckets']:.0%}",
-    "Sample corpus. A fixed width wastes most of the work. Random batches hold as many sentences as a bucket does on average.",
+    "Sample corpus. A fixed width is mostly padding. Random batches hold as many sentences as a "
+    "bucket does on average.",
 )
 
 # %% [markdown]
