@@ -90,7 +90,7 @@ pd.DataFrame(captions.values(), index=list(captions), columns=["German", "Englis
 #
 # `load_corpus("multi30k")` gives a dictionary from each split to its (German, English) pairs: `train` is for learning, `val` for choosing, and the test sets are read only when all choices are made. It downloads the corpus once, or reads it from the folder that the environment variable `MULTI30K_DIR` names.
 #
-# **Pitfall.** Data ages. The Annotated Transformer can't load its data today: the host is gone, and the torchtext that it needs can't be installed beside a current PyTorch. So we check each file's checksum (a number made from all its bytes), our second corpus needs no download, and neither do our tokenisers.
+# **Pitfall.** Data ages. The Annotated Transformer can't load its data today: the host is gone, and the torchtext that it needs can't be installed beside a current PyTorch. So we check each file's checksum, and our second corpus and our tokenisers need no download.
 #
 # ## 2 · A corpus that needs no download
 #
@@ -203,7 +203,7 @@ print(
 )
 
 # %% [markdown]
-# Seven points are out of reach, since an unknown word spoils every run that it stands in. If a share $u$ of the words is unknown and they are scattered, $(1-u)^n$ of the runs of $n$ words have none. BLEU takes the geometric mean over $n = 1, …, 4$, which is $(1-u)^{(1+2+3+4)/4} = (1-u)^{2.5}$: 94.
+# Seven points are out of reach, since an unknown word spoils every run that it stands in. If a share $u$ of the words is unknown and they are scattered, $(1-u)^n$ of the runs of $n$ words have none. BLEU takes the geometric mean over $n = 1, …, 4$, which is $(1-u)^{(1+2+3+4)/4} = (1-u)^{2.5}$, near to what was measured.
 #
 # ## 4 · Subwords
 #
@@ -263,7 +263,7 @@ print(", ".join(a + "+" + b for a, b in merges))
 assert ["".join(pair) for pair in merges[:5]] == ["es", "est", "est</w>", "lo", "low"]
 
 # %% [markdown]
-# The first merge is e+s, which stands in *newest* and *widest*: 6 + 3 times. So do s+t and t+`</w>`, which come later in the word.
+# The first merge is e+s, which stands in *newest* and *widest*: 6 + 3 times. S+t and t+`</w>` are as frequent, but are met later.
 #
 # To *apply* the merges to a new word, always join the neighbours whose merge was learned first. *Predict:* which pieces of *lowest*, a word that wasn't in the text, are joined first, and where does it end? Then write `merge_steps`.
 
@@ -396,7 +396,7 @@ titled(
 )
 
 # %% [markdown]
-# It does, but frequency knows no meaning. *Regenbogenforelle* (rainbow trout):
+# *Fahrradhund* does fall into its two words. But BPE knows frequencies and no meaning. This is a rainbow trout:
 
 # %%
 print(" ".join(bpe.pieces("Regenbogenforelle")))
@@ -556,7 +556,7 @@ assert padding_share(lengths, [[0, 1]]) == 1 - 14 / 16
 assert padding_share(lengths, [[0, 1], [2]]) == 1 - 26 / 28
 
 # %% [markdown]
-# **Buckets**: shuffle, sort by length, cut into batches of at most so many *tokens* (padding counted), then shuffle the batches. Batches of short sentences have many rows and batches of long ones few, so all cost about the same.
+# **Buckets**: shuffle, sort by length, cut into batches of at most so many *tokens* (padding counted), then shuffle the batches. Batches of short sentences have many rows, batches of long ones few.
 #
 # **Your turn.** Write `token_batches`.
 
@@ -674,7 +674,7 @@ titled(
 )
 
 # %% [markdown]
-# Does wasted space waste time? Each operation also has a cost that doesn't depend on sizes, and a large matrix runs more efficiently than a small one. *Predict:* with a fixed width, these captions fill 3.5 times the cells that they fill in buckets. Is that 3.5 times slower, less, or more? We run the small model forward and backward over 500 captions, batched in the three ways.
+# Does wasted space waste time? A large matrix runs more efficiently than a small one. *Predict:* with a fixed width, these captions fill 3.5 times the cells that they fill in buckets. Is that 3.5 times slower, less, or more? We run the small model forward and backward over 500 captions, batched in the three ways.
 
 
 # %%
@@ -712,13 +712,11 @@ times[["cells", "operations"]].round(1)
 #
 # ## 7 · Words race pieces
 #
-# > **In short.** The same small model, trained twice: on words, the rare ones made `<unk>`, and on pieces. Only the cutting differs.
+# > **In short.** The same small model, trained twice: on words, the rare ones made `<unk>`, and on pieces. Only the cutting differs, and what follows from it: pieces make more tokens, so four epochs take more steps.
 #
 # Words that occur fewer than 20 times in training are `<unk>` for the model of words: 2.9% of the German test words, as many as are new in Multi30k's test set (2.8%). The model of pieces gets the same captions in 1,000 pieces.
 #
-# *Predict.* (a) Pieces make sentences longer and give more to learn: on captions of common words, which model is better? (b) A rare word was seen 8 to 19 times in training. How many of 118 rare English words does the model of pieces write rightly: a tenth, half, nine tenths? (c) Does an unknown word spoil the common words beside it?
-#
-# (a) is the control: if the two differ *there*, something other than rare words separates them.
+# *Predict.* (a) On captions of common words, which model is better? This is the control: if pieces win *there*, their lead elsewhere has another reason than rare words. (b) A rare word was seen 8 to 19 times in training. How many of 118 rare English words does the model of pieces write: a tenth, half, nine tenths? (c) Does an unknown word spoil the common words beside it?
 
 
 # %%
@@ -812,7 +810,7 @@ print("padding:", {name: f"{share:.0%}" for name, share in facts["padding"].item
 pd.DataFrame(facts["unknown"])
 
 # %% [markdown]
-# The formula of section 3 is right to half a point in all six rows. German has twice as many unknown words as English: anyone may make a new compound. Of the four vocabularies 4,096 pieces take the fewest operations: at 8,192 the generator alone takes 2 · 256 · 8,192 for each of 15 target tokens, 63 of 230 million. Padding goes from 78% at a fixed width over 54% in random order to 4% in buckets.
+# The formula of section 3 is right to half a point in all six rows. German, in which anyone may make a new compound, has twice as many unknown words as English. Of the four vocabularies 4,096 pieces take the fewest operations: at 8,192 the generator alone takes 2 · 256 · 8,192 for each of 15 target tokens, 63 of 230 million. Padding goes from 78% at a fixed width over 54% in random order to 4% in buckets.
 #
 # ## 8 · Case: the caption that isn't there
 #
@@ -884,7 +882,7 @@ print(ascii(first))
 # - Vocabulary and subwords come from the training split alone.
 # - An unknown word costs more than itself: with a share $u$ of them BLEU ends at $100\,(1-u)^{2.5}$.
 # - Byte-pair encoding leaves hardly any word unknown, at a size that you choose. It learns words from a handful of examples that a vocabulary of words would leave out.
-# - Cut a long sentence first, then end it. Batch by tokens, in buckets of similar length: padding costs time in proportion.
+# - Cut a long sentence first, then end it. Batch by tokens, in buckets of similar length: padding costs time.
 #
 # ## What the paper did that we don't
 #
