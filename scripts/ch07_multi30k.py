@@ -75,9 +75,7 @@ torch.set_default_dtype(torch.float64)  # the same numbers on every machine
 #
 # > **In short.** Read your data before you train on it. Captions are short, and people wrote them: with typos, free translations and a missing line.
 #
-# **Multi30k** is the corpus of this series: English captions of photographs from Flickr, translated into German by professional translators.
-#
-# This notebook needs no network: what it says about Multi30k comes from a record that `python -m scripts.studies.corpus --save` makes from the real files. Here are twenty training pairs. *Predict:* what is wrong with each of the last eight?
+# **Multi30k** holds English captions of photographs from Flickr, translated into German by professional translators. This notebook needs no network: what it says about Multi30k comes from a record that `python -m scripts.studies.corpus --save` makes from the real files. Here are twenty training pairs. *Predict:* what is wrong with each of the last eight?
 
 # %%
 facts = load_record("multi30k-corpus")
@@ -304,7 +302,7 @@ titled(
 #
 # For real work we use SentencePiece, which marks where a word *begins* (▁) instead of where it ends. One **joint** model serves both languages: names, numbers and words like *Park* get the same piece on both sides, and source, target and generator can share one table (chapter 5).
 #
-# Copied text holds letters that nobody sees, such as soft hyphens and marks of writing direction. SentencePiece takes most of them for unknown letters, and some for spaces. Text that looks the same should translate the same, so `plain_text` comes first.
+# Copied text holds letters that nobody sees, such as soft hyphens. SentencePiece takes most of them for unknown letters, and some for spaces. Text that looks the same should translate the same, so `plain_text` comes first.
 
 
 # %%
@@ -392,7 +390,7 @@ assert steps[-1] == bpe.pieces("Fahrradhund")  # our dozen lines agree with Sent
 titled(
     merge_tree(steps),
     "Fahrradhund becomes Fahrrad and hund",
-    "12 letters and the mark of a word's start become two pieces in ten merges; _ stands for ▁.",
+    "Eleven letters and the mark of a word's start (_) become two pieces in ten merges.",
 )
 
 # %% [markdown]
@@ -466,7 +464,7 @@ def encode_pairs(
 
 
 # %% [markdown]
-# **Your turn.** Sentences have unequal lengths, and a tensor is a rectangle. Write `pad_rows`.
+# **Your turn.** Write `pad_rows`.
 
 
 # %% tags=["yours"]
@@ -526,7 +524,7 @@ assert EOS not in [BOS, *bpe.encode(captions[25091][1]), EOS][:16]  # the wrong 
 # %% [markdown]
 # ## 6 · Batches that waste little
 #
-# > **In short.** A tensor is a rectangle; sentences are not. Padding fills the rest, and the machine computes it all. With sentences of similar length there is little to fill.
+# > **In short.** A tensor is a rectangle. Padding fills what sentences leave empty, and the machine computes it all. With sentences of similar length there is little to fill.
 #
 # With rows of lengths $n_1, …, n_B$, the share of the rectangle that is padding is
 #
@@ -621,7 +619,7 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# **Picture.** Sixteen sources of a batch: one of random sentences, and a bucket with its share of padding in the middle of all buckets'.
+# **Picture.** Sixteen sources of a random batch, and of a bucket that has a typical share of padding.
 
 # %%
 lengths = [(len(e.src), len(e.tgt)) for e in train]
@@ -674,7 +672,7 @@ titled(
 )
 
 # %% [markdown]
-# Does wasted space waste time? A large matrix runs more efficiently than a small one. *Predict:* with a fixed width, these captions fill 3.5 times the cells that they fill in buckets. Is that 3.5 times slower, less, or more? We run the small model forward and backward over 500 captions, batched in the three ways.
+# Does wasted space waste time? A large matrix runs more efficiently than a small one. *Predict:* with a fixed width, these captions fill 3.7 times the cells that they fill in buckets. Is that 3.7 times slower, less, or more? We run the small model forward and backward over 500 captions, batched in the three ways.
 
 
 # %%
@@ -708,7 +706,7 @@ assert times["seconds"]["fixed width of 72"] > 2.5
 times[["cells", "operations"]].round(1)
 
 # %% [markdown]
-# More: 4.3 times the operations, since each row has 72 · 72 scores, and a square hurts in a model as narrow as this one (D = 64). The clock isn't stored here, as it differs between machines; the assert asks for 2.5 times, and on two cores of ours four sets of captions took 4.8 to 6.5 times as long. Random order costs 1.4 to 1.6 times as much as buckets.
+# More: 4.3 times the operations, since each row has 72 · 72 scores, and a square hurts in a model as narrow as this one (D = 64). The clock's times differ between machines, so the cell only asserts 2.5: four sets of captions took 4.8 to 6.5 times as long as in buckets, and 1.4 to 1.6 times in random order.
 #
 # ## 7 · Words race pieces
 #
@@ -799,7 +797,7 @@ assert table["words"]["rare words"] == 0
 pd.DataFrame(table).T.map(lambda share: f"{share:.0%}")
 
 # %% [markdown]
-# (a) On captions of common words both models are right equally often: the control holds. (b) The model of words writes none of the rare words, and the model of pieces nine in ten, from at most 19 examples each. (c) The common words beside a rare one hardly suffer. In the example the model of words guesses *happy* for *müdes*: fluent, plausible and wrong.
+# (a) On captions of common words the model of words is a few points better: its sentences are shorter. So pieces don't lead elsewhere because they are the better model in general. (b) The model of words writes none of the rare words, and the model of pieces nine in ten, from at most 19 examples each. (c) Of the common words beside a rare one the model of words loses three in a hundred. In the example it guesses *happy* for *müdes*: fluent, plausible and wrong.
 
 # %% [markdown]
 # **The same at full size.** Multi30k's figures, from the record that section 1 named. Unknown words occur fewer than `min_freq` times in training; "sentences" is the share that has one.
@@ -870,7 +868,7 @@ print(ascii(first))
 #
 # ## 9 · Now train your own
 #
-# In a terminal, in the folder of the series, `make run` trains a Transformer of 0.8 million parameters on the sample corpus, on a CPU, in two to four minutes, and saves it in `runs/sample`. Translate with it:
+# In a terminal, in the folder of the series, `make run` trains a Transformer of 0.8 million parameters on the sample corpus, in two to four minutes of a CPU, and saves it in `runs/sample`. Translate with it:
 #
 # ```
 # make translate MODEL=runs/sample TEXT="Ein trauriger Koch sucht den Hund."
