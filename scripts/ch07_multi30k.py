@@ -797,7 +797,7 @@ assert table["words"]["rare words"] == 0
 pd.DataFrame(table).T.map(lambda share: f"{share:.0%}")
 
 # %% [markdown]
-# (a) On captions of common words the model of words is a few points better: its sentences are shorter. So pieces don't lead elsewhere because they are the better model in general. (b) The model of words writes none of the rare words, and the model of pieces nine in ten, from at most 19 examples each. (c) Of the common words beside a rare one the model of words loses three in a hundred. In the example it guesses *happy* for *müdes*: fluent, plausible and wrong.
+# (a) On captions of common words the model of words is four or five points better, in each of three seeds. So pieces don't lead elsewhere because they are the better model in general. (b) The model of words writes none of the rare words, and the model of pieces nearly nine in ten (86 to 89%), from at most 19 examples each. (c) Of the common words beside a rare one the model of words loses two or three in a hundred more than the other. In the example it guesses *happy* for *müdes*: fluent, plausible and wrong.
 
 # %% [markdown]
 # **The same at full size.** Multi30k's figures, from the record that section 1 named. Unknown words occur fewer than `min_freq` times in training; "sentences" is the share that has one.
