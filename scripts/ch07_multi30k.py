@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §5.1 (data and batching) of [Attention Is All You Need](https://arxiv.org/abs/1706.03762); [Elliott et al. 2016](https://arxiv.org/abs/1605.00459) for the data, [Sennrich et al. 2016](https://arxiv.org/abs/1508.07909) for subwords |
-# | Time | 20 minutes to read, 60 with the code; a minute and a half to run on a CPU |
+# | Time | 20 minutes to read, 50 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 6 · Training](ch06_training.ipynb) · [Chapter 8 · Decoding](ch08_decoding.ipynb) |
 #
 # *If you read only three cells:* the ceiling in section 3, the tree of merges in section 4, and the curve of the case in section 7.
@@ -546,9 +546,9 @@ def token_batches(
 
 
 # %%
-pairs = [Example([5] * s, [5] * t) for s, t in ((9, 7), (2, 3), (1, 2), (3, 3), (6, 7), (2, 8))]
-assert token_batches(pairs, 9) == [[2, 1, 3], [4], [0], [5]]  # sorted; a side is at most 3 × 3
-assert outcome(token_batches, pairs, 8) == "ValueError", "nine tokens don't fit"
+toy = [Example([5] * s, [5] * t) for s, t in ((3, 3), (5, 1), (9, 4), (2, 2), (2, 3), (1, 2))]
+assert token_batches(toy, 9) == [[1], [5, 3, 4], [0], [2]]  # the second has 3 rows of 3
+assert outcome(token_batches, toy, 8) == "ValueError", "nine tokens don't fit"
 
 tokenizer = BPETokenizer.train([text for pair in corpus["train"] for text in pair], 1000)
 train = encode_pairs(corpus["train"], tokenizer)
