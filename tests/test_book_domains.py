@@ -54,7 +54,6 @@ def test_names_of_folders_are_plain():
 
 # Functions of lists of texts, and how many arguments they need.
 TAKERS = {
-    "ch07_multi30k:build_vocab": 1,
     "ch08_decoding:plain_translate": 2,
     "ch10_judging:paired_difference": 3,
     "core.scores:corpus_bleu": 2,
