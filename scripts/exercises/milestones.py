@@ -29,8 +29,12 @@ HOMES = (  # where the model is put together, from parts that are found by their
     "ch02_multi_head_attention",
     "ch03_embeddings_and_positions",
     "ch04_encoder_decoder",
+    "ch06_training",
+    "ch08_decoding",
     "core.settings",
 )
+BEAM_PARTS = {"beam_search", "beam_step", "rows_of", "hypothesis", "Hypothesis"}
+SEARCHES = BEAM_PARTS | {"greedy_decode", "next_log_probs"}
 
 
 @contextmanager
@@ -63,16 +67,16 @@ def fitted() -> Trained:
 
 
 @torch.no_grad()
-def mean_probability(trained: Trained, texts: list[str]) -> float:
-    """What the model gives each next piece of `texts`, translations of `GERMAN`, on average."""
-    given = []
+def piece_probabilities(trained: Trained, texts: list[str]) -> list[torch.Tensor]:
+    """What the model gives each next piece of `texts`, translations of `GERMAN`: (T+1,) of each."""
+    probabilities = []
     for german, text in zip(GERMAN, texts, strict=True):
         src = torch.tensor([source_ids(german, trained.tokenizer)])  # (1, S)
         tgt = torch.tensor([[BOS, *trained.tokenizer.encode(text), EOS]])  # (1, T+1)
         masks = padding_mask(src), subsequent_mask(tgt.size(1) - 1)
         logits = trained.model.generator(trained.model(src, tgt[:, :-1], *masks))  # (1, T, V)
-        given.append(logits.softmax(-1).gather(-1, tgt[:, 1:, None]).flatten())
-    return torch.cat(given).mean().item()
+        probabilities.append(logits.softmax(-1).gather(-1, tgt[:, 1:, None]).flatten())
+    return probabilities
 
 
 def verdict(yours: list[str], ours: list[str], probability: float, expected: float) -> str:
@@ -96,16 +100,18 @@ def verdict(yours: list[str], ours: list[str], probability: float, expected: flo
 def runs_on(*parts: Callable, **named: Callable) -> None:
     """Translates with your functions or classes in place of those of the same name, or of `named`.
 
-    The model is chapter 9's, with its trained weights. Prints your translations beside ours, and
+    The model is chapter 9's, with its trained weights. It decodes greedily, and with a beam of 4 if
+    a part of the beam search is yours. Prints your translations beside ours, and
     what yours does wrong, if it does. Raises ValueError if a name is unknown or weights don't fit.
     """
-    trained = fitted()
-    ours = plain_translate(trained, GERMAN)
-    expected = mean_probability(trained, ours)
-    with standing_in({part.__name__: part for part in parts} | named):
-        trained = fitted()
-        yours = plain_translate(trained, GERMAN)
-        probability = mean_probability(trained, ours)
+    named = {part.__name__: part for part in parts} | named
+    trained, beam = fitted(), 4 if named.keys() & BEAM_PARTS else 1
+    ours = plain_translate(trained, GERMAN, beam)
+    expected = torch.cat(piece_probabilities(trained, ours)).mean().item()
+    with standing_in(named):
+        changed = fitted()
+        yours = plain_translate(changed, GERMAN, beam)
+        probability = torch.cat(piece_probabilities(changed, ours)).mean().item()
     for german, text, right in zip(GERMAN, yours, ours, strict=True):
         print(german)
         print("  yours:", text if len(text) < 90 else f"{text[:90]} …")
@@ -113,3 +119,9 @@ def runs_on(*parts: Callable, **named: Callable) -> None:
     print(verdict(yours, ours, probability, expected))
     numbers = f"{probability:.3f} by yours, {expected:.3f} by ours"
     print(f"Mean probability of our translations' tokens: {numbers}.")
+    if named.keys() & SEARCHES:
+        sums = [
+            sum(p.log().sum().item() for p in piece_probabilities(trained, texts))
+            for texts in (yours, ours)
+        ]
+        print(f"log p of all texts, by our model: {sums[0]:.2f} of yours, {sums[1]:.2f} of ours.")
