@@ -178,20 +178,17 @@ class ShrinkingCache(CopiedCache):
 def watched(
     leave: bool, trained: Trained, sources: Sequence[Sequence[int]]
 ) -> tuple[list[list[int]], list[Tensor]]:
-    """What a loop writes for encoded sources, greedily, and the rows' logits (N, V) at each step."""
+    """What a loop writes for encoded sources, greedily, and the rows (N, D) of each step."""
     src, seen = pad_rows(sources), []
-    max_len = 2 * src.size(1) + 10
-
-    def choose(logits: Tensor) -> tuple[Tensor, Tensor]:
-        seen.append(logits)
-        return likeliest(logits)
-
+    max_len, generator = 2 * src.size(1) + 10, trained.model.generator
+    hook = generator.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():
         cache = ShrinkingCache(trained.model, src, padding_mask(src))
         if leave:
-            ids, _ = write_and_leave(cache, src, max_len, lambda _, logits: choose(logits))
+            ids, _ = write_and_leave(cache, src, max_len, lambda _, logits: likeliest(logits))
         else:
-            ids, _ = write_one_by_one(cache.step, src, max_len, choose)
+            ids, _ = write_one_by_one(cache.step, src, max_len, likeliest)
+    hook.remove()
     return [until_end(row) for row in ids.tolist()], seen
 
 

@@ -13,10 +13,10 @@ from unittest.mock import patch
 
 import torch
 
+from scripts import ch08_decoding
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import source_ids
-from scripts.ch08_decoding import plain_translate
 from scripts.core.models import STUDIED, Trained, load_model
 
 GERMAN = (  # of different lengths, so that there are pads; the last one stumbles over small faults
@@ -24,6 +24,8 @@ GERMAN = (  # of different lengths, so that there are pads; the last one stumble
     "Ein alter Mann repariert vor seinem Haus ein Fahrrad.",
     "Eine Frau, die einen Hut trägt, malt ein Bild von einem Baum.",
 )
+TYPO = "Ein keiner Hund springt ins Wasser."  # greedy decoding and a beam differ on it
+BEAM_PARTS = {"beam_search", "beam_step", "rows_of"}  # with one of them, a beam of 4 translates
 HOMES = (  # where the model is put together, from parts that are found by their names
     "ch01_attention",
     "ch02_multi_head_attention",
@@ -33,8 +35,6 @@ HOMES = (  # where the model is put together, from parts that are found by their
     "ch08_decoding",
     "core.settings",
 )
-BEAM_PARTS = {"beam_search", "beam_step", "rows_of", "hypothesis", "Hypothesis"}
-SEARCHES = BEAM_PARTS | {"greedy_decode", "next_log_probs"}
 
 
 @contextmanager
@@ -67,16 +67,23 @@ def fitted() -> Trained:
 
 
 @torch.no_grad()
-def piece_probabilities(trained: Trained, texts: list[str]) -> list[torch.Tensor]:
-    """What the model gives each next piece of `texts`, translations of `GERMAN`: (T+1,) of each."""
-    probabilities = []
+def mean_probability(trained: Trained, texts: list[str]) -> float:
+    """What the model gives each next piece of `texts`, translations of `GERMAN`, on average."""
+    given = []
     for german, text in zip(GERMAN, texts, strict=True):
         src = torch.tensor([source_ids(german, trained.tokenizer)])  # (1, S)
         tgt = torch.tensor([[BOS, *trained.tokenizer.encode(text), EOS]])  # (1, T+1)
         masks = padding_mask(src), subsequent_mask(tgt.size(1) - 1)
         logits = trained.model.generator(trained.model(src, tgt[:, :-1], *masks))  # (1, T, V)
-        probabilities.append(logits.softmax(-1).gather(-1, tgt[:, 1:, None]).flatten())
-    return probabilities
+        given.append(logits.softmax(-1).gather(-1, tgt[:, 1:, None]).flatten())
+    return torch.cat(given).mean().item()
+
+
+def mean_log_prob(trained: Trained) -> float:
+    """What the beam search itself says of its four texts for `TYPO`, on average."""
+    src = torch.tensor([source_ids(TYPO, trained.tokenizer)])  # (1, S)
+    hypotheses = ch08_decoding.beam_search(trained.model, src, None, 30, beam=4)[0]
+    return sum(h.log_prob for h in hypotheses) / len(hypotheses)
 
 
 def verdict(yours: list[str], ours: list[str], probability: float, expected: float) -> str:
@@ -100,28 +107,31 @@ def verdict(yours: list[str], ours: list[str], probability: float, expected: flo
 def runs_on(*parts: Callable, **named: Callable) -> None:
     """Translates with your functions or classes in place of those of the same name, or of `named`.
 
-    The model is chapter 9's, with its trained weights. It decodes greedily, and with a beam of 4 if
-    a part of the beam search is yours. Prints your translations beside ours, and
+    The model is chapter 9's, with its trained weights; a part of the beam search makes it translate
+    with a beam of 4, otherwise it is greedy. Prints your translations beside ours, and
     what yours does wrong, if it does. Raises ValueError if a name is unknown or weights don't fit.
     """
     named = {part.__name__: part for part in parts} | named
-    trained, beam = fitted(), 4 if named.keys() & BEAM_PARTS else 1
-    ours = plain_translate(trained, GERMAN, beam)
-    expected = torch.cat(piece_probabilities(trained, ours)).mean().item()
+    beam, sentences, what = 1, GERMAN, "probability of our translations' tokens"
+    if named.keys() & BEAM_PARTS:
+        beam, sentences, what = 4, (*GERMAN, TYPO), "log p of the last one's four hypotheses"
+
+    def run() -> tuple[Trained, list[str]]:
+        trained = fitted()
+        return trained, ch08_decoding.plain_translate(trained, sentences, beam)
+
+    def number(trained: Trained) -> float:
+        return mean_log_prob(trained) if beam > 1 else mean_probability(trained, ours)
+
+    trained, ours = run()
+    expected = number(trained)
     with standing_in(named):
-        changed = fitted()
-        yours = plain_translate(changed, GERMAN, beam)
-        probability = torch.cat(piece_probabilities(changed, ours)).mean().item()
-    for german, text, right in zip(GERMAN, yours, ours, strict=True):
+        trained, yours = run()
+        probability = number(trained)
+    for german, text, right in zip(sentences, yours, ours, strict=True):
         print(german)
         print("  yours:", text if len(text) < 90 else f"{text[:90]} …")
         print("  ours: ", right)
     print(verdict(yours, ours, probability, expected))
     numbers = f"{probability:.3f} by yours, {expected:.3f} by ours"
-    print(f"Mean probability of our translations' tokens: {numbers}.")
-    if named.keys() & SEARCHES:
-        sums = [
-            sum(p.log().sum().item() for p in piece_probabilities(trained, texts))
-            for texts in (yours, ours)
-        ]
-        print(f"log p of all texts, by our model: {sums[0]:.2f} of yours, {sums[1]:.2f} of ours.")
+    print(f"Mean {what}: {numbers}.")
