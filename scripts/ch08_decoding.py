@@ -134,7 +134,7 @@ for text, p in list(probability.items())[:4]:
 # %% [markdown]
 # After "the", the likeliest first word, the model hesitates between three nouns; after "a" it doesn't. Greedy's sentence is a *search error*: the model knew better.
 #
-# Our `greedy_decode` writes all sentences of a batch at once, and stops when all have ended. Decoding one by one, for a fixed number of steps, is a common first version. It takes 128 calls for 16 sentences of at most 8 tokens, and writes on after the end.
+# `greedy_decode` writes a whole batch at once, and stops when all have ended. Decoding one by one for a fixed number of steps, as first versions often do, takes 128 calls for 16 sentences of at most 8 tokens, and goes on after the end.
 
 # %%
 sixteen = anything.expand(16, 1)  # (16, 1)
@@ -511,7 +511,7 @@ titled(
 #
 # In each layer, all that a later position needs from an earlier one is its key and its value (chapter 2). So each layer keeps two tensors that grow by one row per step. Cross-attention's keys and values come from the source, and are computed once.
 #
-# For T tokens the decoder computes T positions instead of $1 + 2 + \dots + T = T(T+1)/2$. The price: each layer keeps $2D$ numbers for each position of source and target.
+# For T tokens the decoder computes T positions instead of $1 + 2 + \dots + T = T(T+1)/2$.
 #
 # **Your turn.** Write attention with keys and values that are at hand. No causal mask is needed: everything stored is earlier.
 
@@ -679,7 +679,7 @@ print(f"{with_cache(src).size(1)} tokens, {times:.1f} times the work")
 #
 # > **In short.** The output is fluent, and no error is raised. How would you notice?
 #
-# **Symptom.** A colleague has built a translator with `write_one_by_one`. Users say that it is good, but that it "says something else every time".
+# **Symptom.** A translator built on `write_one_by_one` is good, its users say, but "says something else every time".
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -855,13 +855,11 @@ for settings in ({"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"tem
 #
 # > **In short.** Don't ask which text is likeliest. Ask which one agrees best with all that the model might have said.
 #
-# One odd text may be likelier than each of a hundred good ones that differ only in a word. *Minimum-Bayes-risk* decoding (Kumar and Byrne 2004; with samples, Eikema and Aziz 2020) lets them vote. Let $u(h, y)$ say how good $h$ would be if $y$ were the reference. We choose the text that is best on average:
+# *Minimum-Bayes-risk* decoding (Kumar and Byrne 2004; with samples, Eikema and Aziz 2020) lets them vote. Let $u(h, y)$ say how good $h$ would be if $y$ were the reference. We choose the text that is best on average:
 #
 # $$\hat y = \arg\max_h \; \mathbb{E}_{y \sim p(\cdot \mid x)}\, u(h, y) \;\approx\; \arg\max_{h \in C} \frac{1}{|C|} \sum_{y \in C} u(h, y), \qquad C \text{ drawn from the model}$$
 #
-# As $u$ we take chrF, which compares runs of letters (chapter 10).
-#
-# **Your turn.** Write the vote.
+# As $u$ we take chrF, which compares runs of letters (chapter 10). **Your turn.** Write the vote.
 
 
 # %%
@@ -902,19 +900,17 @@ means = agreement.mean(dim=1)
 winner = drawn.index(mbr_choice(drawn, sentence_chrf))
 assert winner == means.argmax()
 labels = [f"{number} {text}" for number, text in enumerate(drawn, start=1)]
+columns, title = (
+    [*map(str, range(1, 11)), "mean"],
+    f"{labels[winner]} That agrees best with all ten.",
+)
+table = torch.cat((agreement, means.unsqueeze(1)), dim=1)  # (10, 11)
 titled(
     heatmap(
-        torch.cat((agreement, means.unsqueeze(1)), dim=1),
-        labels,
-        [*map(str, range(1, 11)), "mean"],
-        column_title="judged by",
-        value_title="chrF",
-        digits=0,
-        cell=34,
+        table, labels, columns, column_title="judged by", value_title="chrF", digits=0, cell=34
     ),
-    f"Draw {winner + 1} agrees best with all ten: {drawn[winner]}",
-    f"chrF of each draw (row) with each draw (column), and their mean: {means[winner]:.0f} for the winner, "
-    f"{means.min():.0f} for the lowest.",
+    title,
+    f"chrF of each draw (row) with each draw (column). Means: from {means.min():.0f} to {means.max():.0f}.",
 )
 
 # %% [markdown]
@@ -944,8 +940,6 @@ ways[["temperature", "top_p", "samples", "bleu", "chrf2"]]
 #
 # ## Exercises
 #
-# `check(f)` is silent when your function is right, and otherwise says what is wrong.
-#
 # ### Exercise 1 · A phrase book that misleads
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
@@ -966,7 +960,7 @@ check(misleading_table)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# A prefix only loses probability as it grows: one less likely than a *finished* text can't win. With this, a search finds the likeliest text exactly. Write `likeliest_text(model, src, max_len)` for one source (1, S), without dropout. A text ends with `</s>`, or is cut at `max_len` tokens. Always continue the likeliest open prefix. `solution("likeliest_text")` shows ours.
+# A prefix only loses probability as it grows: one less likely than a *finished* text can't win. So a search can be exact. Write `likeliest_text(model, src, max_len)` for one source (1, S), without dropout. A text ends with `</s>`, or is cut at `max_len` tokens. Always continue the likeliest open prefix. `solution("likeliest_text")` shows ours.
 
 
 # %%
