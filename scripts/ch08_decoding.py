@@ -361,7 +361,7 @@ for name, ratio in (("the paper's", (5 + 5) / (5 + 4)), ("ours", 5 / 4)):  # of 
 # %% [markdown]
 # At α = 0.6 the two disagree. So always say which penalty an α belongs to.
 #
-# **When may a beam stop?** Probabilities only fall as a text grows. Scores with α > 0 can rise, so a longer text may overtake the finished ones. We stop when K have finished, as most toolkits can. **Predict.** Does this rule find the best score in the table below, with K = 2 and α = 0.6?
+# **When may a beam stop?** Probabilities only fall as a text grows. Scores with α > 0 can rise, so a longer text may overtake the finished ones. We stop when K have finished. **Predict.** Does this rule find the best score in the table below, with K = 2 and α = 0.6?
 
 # %%
 HASTY = {
@@ -470,6 +470,7 @@ for german, _ in quoted:
     best = beam_search(trained.model, src, None, max_len=60, beam=5, alpha=0.0)[0][0]
     curse[german] = (best.length, round(best.log_prob, 1), round(first[EOS].item(), 1))
     typical.append(first.median().item())
+    assert (first > first[EOS]).sum() > 100  # tokens that are likelier
 curse = pd.DataFrame.from_dict(curse, orient="index", columns=["length", "found", "empty"])
 low, middle, high = (curse["empty"].quantile(share) for share in (0, 0.5, 1))
 print(f"log p(</s>) at the first step: median {middle:.1f}, from {low:.1f} to {high:.1f}")
@@ -480,16 +481,16 @@ titled(
     curse_chart(curse),
     "For 3 of 30 captions the empty text is likelier than the beam's best",
     "Each caption is a blue and an orange point, one above the other. The empty text's log p "
-    "stays between -15 and -9. The best text's falls with length; in the three, joined by a line, below it.",
+    "stays between -15 and -9. The best text's falls with length. A line joins the three pairs where it lies below.",
 )
 
 # %%
 struck.rename(index=lambda german: german[:48])
 
 # %% [markdown]
-# `</s>` is usually *less* likely than smoothing asks for. Length alone isn't decisive: texts of 24 and 25 tokens are safe. The empty text wins where the model is lost: at a symbol typed twice, a proverb, a caption of four sentences. There every text is unlikely.
+# `</s>` is usually *less* likely than smoothing asks for, and so is the median token. Length alone isn't decisive: texts of 24 and 25 tokens are safe. The empty text wins where the model is lost: at a symbol typed twice, a piece of advice, a caption of four sentences. There every text is unlikely.
 #
-# A beam of 5 doesn't see the empty text, because `</s>` isn't among its first ten tokens. A wider one may. **Predict.** From K = 1 to K = 100, on 300 captions: what happens to length, and what to BLEU (a score of translations, chapter 10)?
+# No beam up to K = 100 sees the empty text: `</s>` isn't among the 100 likeliest first tokens of any of these captions. But it sees other short texts. **Predict.** From K = 1 to K = 100, on 300 captions: what happens to length, and what to BLEU (a score of translations, chapter 10)?
 
 # %%
 record = load_record("searches-multi30k")
@@ -704,7 +705,7 @@ for training in (True, False):
     assert torch.allclose(*twice) != training
 
 # %% [markdown]
-# **Culprit:** (d). The model is in training mode, and drops a fifth at random, as it did in training (dropout 0.2). It has learned to live with that: hence the fluent text. **Predict.** What does it cost on the 30 captions: 1 point of BLEU, 5, or 20?
+# **Culprit:** (d). The model is in training mode, and sets a fifth of its vectors' entries to 0 at random, as it did in training (dropout 0.2). It has learned to live with that: hence the fluent text. **Predict.** What does it cost on the 30 captions: 1 point of BLEU, 5, or 20?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -824,7 +825,7 @@ titled(
 )
 
 # %% [markdown]
-# Three. All others share 0.08, since label smoothing (chapter 6) taught the model never to be sure. So of texts of ten such pieces only $0.92^{10} = 43\%$ stay in the nucleus all the way.
+# Three are in it. All others share 0.08; label smoothing (chapter 6) asked for about 0.1. So of texts of ten such pieces only $0.92^{10} = 43\%$ stay in the nucleus all the way.
 
 
 # %%
@@ -902,7 +903,7 @@ assert winner == means.argmax()
 labels = [f"{number} {text}" for number, text in enumerate(drawn, start=1)]
 columns, title = (
     [*map(str, range(1, 11)), "mean"],
-    f"{labels[winner]} That agrees best with all ten.",
+    f"Draw {labels[winner]} That agrees best with all ten.",
 )
 table = torch.cat((agreement, means.unsqueeze(1)), dim=1)  # (10, 11)
 titled(
@@ -914,7 +915,7 @@ titled(
 )
 
 # %% [markdown]
-# *Fixing* wins. *Rowing* and *eating* agree with the rest on *the roof of a house*, but no other draw shares that verb. All 300 captions, from the record:
+# *Are fixing* wins, drawn twice. *Rowing* and *eating* share *the roof of a house* with the rest, but their verb with none. All 300 captions, from the record:
 
 # %%
 ways = pd.concat([pd.DataFrame(record["sampling"]), pd.DataFrame(record["mbr"])])
