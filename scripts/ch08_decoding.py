@@ -481,7 +481,8 @@ titled(
     curse_chart(curse),
     "For 3 of 30 captions the empty text is likelier than the beam's best",
     "Each caption is a blue and an orange point, one above the other. The empty text's log p "
-    "stays between -15 and -9. The best text's falls with length. A line joins the three pairs where it lies below.",
+    "stays between -15 and -9. The best text's falls with length. A line joins the pairs where it "
+    "lies below.",
 )
 
 # %%
@@ -680,17 +681,8 @@ print(f"{with_cache(src).size(1)} tokens, {times:.1f} times the work")
 #
 # > **In short.** The output is fluent, and no error is raised. How would you notice?
 #
-# **Symptom.** A translator built on `write_one_by_one` is good, its users say, but "says something else every time".
-
-# %%
-# NBVAL_IGNORE_OUTPUT
-trained.model.train()  # as a model is right after it was built
-torch.manual_seed(0)
-garden = ["Ein Hund schläft im Garten."]
-first, second, third = (texts_by_cache(trained, garden, likeliest)[0] for _ in range(3))
-print(first, second, third, sep="\n")
-
-# %% [markdown]
+# **Symptom.** A translator is built on `write_one_by_one` and our model. It is good, its users say, but never says the same twice. For *Ein Hund schläft im Garten* three of them got *A dog sleeps in the yard.*, *A dog sleeping in the yard.* and *A dog is sleeping in the yard.*
+#
 # **Suspects.** (a) The tokenizer. (b) Ties between equally likely tokens. (c) A rule that draws. (d) Something random inside the model.
 #
 # (c) is out: the rule was `likeliest`. **Instrument:** give the model the same ids twice, and compare the first step's logits. That leaves out the tokenizer (before it) and ties (after it). **Predict.** Are they equal?
@@ -698,7 +690,9 @@ print(first, second, third, sep="\n")
 # %%
 for training in (True, False):
     trained.model.train(training)
-    src = pad_rows([source_ids(garden[0], trained.tokenizer)] * 2)  # (2, S): the same twice
+    src = pad_rows(
+        [source_ids("Ein Hund schläft im Garten.", trained.tokenizer)] * 2
+    )  # (2, S): the same twice
     with torch.no_grad():
         twice = CopiedCache(trained.model, src, None).step(torch.tensor([BOS, BOS]))  # (2, V)
     print(f"training mode {training}: equal logits {torch.allclose(*twice)}")
