@@ -134,7 +134,7 @@ for text, p in list(probability.items())[:4]:
 # %% [markdown]
 # After "the", the likeliest first word, the model hesitates between three nouns; after "a" it doesn't. Greedy's sentence is a *search error*: the model knew better.
 #
-# `greedy_decode` writes a whole batch at once, and stops when all have ended. Decoding one by one for a fixed number of steps, as first versions often do, takes 128 calls for 16 sentences of at most 8 tokens, and goes on after the end.
+# `greedy_decode` writes a whole batch at once, and stops when all have ended. One sentence after the other, always 8 steps, would take 128 calls here, and go on after the end.
 
 # %%
 sixteen = anything.expand(16, 1)  # (16, 1)
@@ -146,7 +146,7 @@ print(f"{calls} calls for {len(ids)} sentences: {book.text(ids[0].tolist())}")
 #
 # > **In short.** Keep the K best unfinished sentences, not only one.
 #
-# At each step, every one of the K *prefixes* is continued by each possible word: these are the *candidates*. Of the K likeliest candidates, those that end with `</s>` are *finished*. Of all candidates that don't end, the K likeliest are the next prefixes. The search stops when K sentences have finished. K = 1 is greedy decoding.
+# At each step, each of K *prefixes* is continued by each possible word: these are the *candidates*. Of the K likeliest candidates, those that end with `</s>` are *finished*. Of all that don't end, the K likeliest are the next prefixes. The search stops when K sentences have finished. K = 1 is greedy decoding.
 #
 # **Your turn.** Write this search for a table of words.
 
@@ -491,7 +491,7 @@ struck.rename(index=lambda german: german[:48])
 # %% [markdown]
 # `</s>` is usually *less* likely than smoothing asks for, and so is the median token. Length alone isn't decisive: texts of 24 and 25 tokens are safe. The empty text wins where the model is lost: at a symbol typed twice, a piece of advice, a caption of four sentences. There every text is unlikely.
 #
-# No beam up to K = 100 sees the empty text: `</s>` isn't among the 100 likeliest first tokens of any of these captions. But it sees other short texts. **Predict.** From K = 1 to K = 100, on 300 captions: what happens to length, and what to BLEU (a score of translations, chapter 10)?
+# No beam up to K = 100 finds the empty text: `</s>` isn't among the 100 likeliest first tokens of any of these captions. But it finds other short texts. **Predict.** From K = 1 to K = 100, on 300 captions: what happens to length, and what to BLEU (a score, chapter 10)?
 
 # %%
 record = load_record("searches-multi30k")
@@ -505,15 +505,13 @@ titled(
 )
 
 # %% [markdown]
-# Without a penalty texts get shorter with every step in width, and BLEU falls by 0.35 from K = 1 to 100, which on 300 captions may be chance. With α = 0.6 BLEU doesn't fall. So on short captions the curse is weak. It strikes single ones: for *Ein kleines Mädchen spendet an einer Ladenfront mit weißen Plastikbehältern für die Heilsarmee*, K = 100 writes nothing but a quotation mark and a full stop.
+# Without a penalty texts get shorter with every step in width, and BLEU falls by 0.35 from K = 1 to 100, which on 300 captions may be chance. With α = 0.6 BLEU doesn't fall. So on captions the curse is weak. It strikes single ones: for *Ein kleines Mädchen spendet an einer Ladenfront mit weißen Plastikbehältern für die Heilsarmee*, K = 100 writes a quotation mark and a full stop.
 #
 # ## Compute once: the cache
 #
 # > **In short.** Our searches run the whole prefix through the decoder at every step. But a causal decoder's earlier positions never change. Keep what later steps need from them.
 #
-# In each layer, all that a later position needs from an earlier one is its key and its value (chapter 2). So each layer keeps two tensors that grow by one row per step. Cross-attention's keys and values come from the source, and are computed once.
-#
-# For T tokens the decoder computes T positions instead of $1 + 2 + \dots + T = T(T+1)/2$.
+# In each layer, all that a later position needs from an earlier one is its key and its value (chapter 2). So each layer keeps two tensors that grow by one row per step. Cross-attention's come from the source, and are computed once. For T tokens the decoder computes T positions instead of $1 + 2 + \dots + T = T(T+1)/2$.
 #
 # **Your turn.** Write attention with keys and values that are at hand. No causal mask is needed: everything stored is earlier.
 
@@ -657,7 +655,7 @@ def texts_by_cache(trained: Trained, sentences: Sequence[str], choose: Choice) -
 
 
 # %% [markdown]
-# **Predict.** For the caption about the terrier, greedy decoding writes 20 tokens or so. How many times as many multiplications and additions does `greedy_decode` need without the cache?
+# **Predict.** Greedy decoding writes 18 tokens about a terrier. How many times as many multiplications and additions does it need without the cache?
 
 # %%
 german = quoted[21][0]
@@ -681,11 +679,11 @@ print(f"{with_cache(src).size(1)} tokens, {times:.1f} times the work")
 #
 # > **In short.** The output is fluent, and no error is raised. How would you notice?
 #
-# **Symptom.** A translator is built on `write_one_by_one` and our model. It is good, its users say, but never says the same twice. For *Ein Hund schläft im Garten* three of them got *A dog sleeps in the yard.*, *A dog sleeping in the yard.* and *A dog is sleeping in the yard.*
+# **Symptom.** A translator is built on `write_one_by_one` and our model. Its users like it, but it says something else every time. For *Ein Hund schläft im Garten* three of them got *A dog sleeps in the yard.*, *A dog sleeping in the yard.* and *A dog is sleeping in the yard.*
 #
 # **Suspects.** (a) The tokenizer. (b) Ties between equally likely tokens. (c) A rule that draws. (d) Something random inside the model.
 #
-# (c) is out: the rule was `likeliest`. **Instrument:** give the model the same ids twice, and compare the first step's logits. That leaves out the tokenizer (before it) and ties (after it). **Predict.** Are they equal?
+# (c) is out: the rule was `likeliest`. **Instrument:** give the model the same ids twice, and compare the first step's logits. That leaves out (a) and (b), which come before and after. **Predict.** Are they equal?
 
 # %%
 for training in (True, False):
@@ -718,9 +716,9 @@ print(
 assert sum(lost) / 4 > 0.5
 
 # %% [markdown]
-# Thirty captions are too few to say how much: seeds differ widely. On 300 validation captions eight seeds lost 2.1 to 2.9 BLEU (an audit test repeats three). That is more than a beam gains, and no single text shows it.
+# On 30 captions seeds differ widely. On 300 validation captions eight seeds lost 2.1 to 2.9 BLEU (an audit test repeats three). That is more than a beam gains, and no single text shows it. The remedy needs no reference: translate twice, and compare.
 #
-# The Annotated Transformer never calls `.eval()` before it translates. Our `greedy_decode` and `beam_search` switch dropout off themselves; `write_one_by_one` trusts its caller. The remedy needs no reference: translate twice, and compare.
+# The Annotated Transformer never calls `.eval()` before it translates. Our `greedy_decode` and `beam_search` switch dropout off themselves; `write_one_by_one` trusts its caller.
 #
 # ## Sampling
 #
@@ -917,7 +915,7 @@ ways = ways.fillna({"temperature": record["mbr_temperature"], "top_p": 1.0, "sam
 ways[["temperature", "top_p", "samples", "bleu", "chrf2"]]
 
 # %% [markdown]
-# Greedy decoding has 41.2 BLEU, so a plain draw costs 14. The nucleus brings 6 of them back, a low temperature nearly all. Single draws at τ = 0.6 have 38 BLEU; the vote of 32 has 42.3, the level of a beam of 5 with α = 0.6, as far as 300 captions can tell. The price is 32 texts and up to 32² comparisons a sentence.
+# Greedy decoding has 41.2 BLEU, so a plain draw costs 14. The nucleus brings 6 of them back, a low temperature nearly all. Single draws at τ = 0.6 have 38; the vote of 32 has 42.3, the level of a beam of 5 with α = 0.6, as far as 300 captions can tell. The price: 32 texts and up to 32² comparisons a sentence.
 #
 # ## Summary
 #
