@@ -200,6 +200,10 @@ def test_the_study_scores_the_empty_output_and_ranks_by_the_penalty(monkeypatch)
 def test_the_record_is_of_the_shipped_model_and_the_chapter_quotes_its_example():
     record = load_record("searches-multi30k")
     assert record["weights_sha256"] == sha256(STUDIED / "model.safetensors")
+    plain, penalised = ([b for b in record["beams"] if b["alpha"] == a] for a in (0, 0.6))
+    ratios = [b["length_ratio"] for b in plain]
+    assert ratios == sorted(ratios, reverse=True)
+    assert penalised[0]["bleu"] == min(b["bleu"] for b in penalised)
     if os.environ.get("MULTI30K_DIR"):
         source, _ = load_corpus("multi30k")["val"][record["example"]["line"] - 1]
         chapter = (ROOT / "scripts" / "ch08_decoding.py").read_text(encoding="utf-8")

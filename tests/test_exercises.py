@@ -89,10 +89,6 @@ FACTS = {  # arguments, and what our solution should give, from elsewhere
     "reversed_target": ((torch.tensor([[5, 6, 3, 0]]),), torch.tensor([[2, 6, 5, 3, 0]])),
     "word_numbers": ((SPLITS, 2), {"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3, "a": 4, "b": 5}),
     "wasted_scores": (([1, 2, 10, 10], [[0, 1], [2, 3]]), 3 / 208),
-    "near_the_best": (
-        (torch.tensor([[0.4, 0.3, 0.1]]).log(), 0.2, 0.5),
-        torch.tensor([[0.64, 0.36, 0]]),
-    ),
     "mean_over_ranks": (([Q[0], Q[1:].mean(0)], [1, 3]), Q.mean(0)),
     "sign_test": (([5] * 12, [6] * 8 + [4] * 2 + [5] * 2), 112 / 1024),
     "many_references": ((CAPTIONS, REFERENCES), SACREBLEU),
