@@ -87,7 +87,7 @@ def next_log_probs(
 
 
 # %% [markdown]
-# We begin with a model that we can check by hand: a phrase book of nine words, where the next word depends only on the last. `PhraseBook` has our Transformer's parts (`encode`, `decode`, `generator`), so our searches run on it.
+# We begin with a model to check by hand: a phrase book of nine words, where the next word depends only on the last. `PhraseBook` has our Transformer's parts (`encode`, `decode`, `generator`), so our searches run on it.
 
 # %%
 NEXT_WORD: dict[str, dict[str, float]] = {
@@ -215,7 +215,8 @@ def rows_of(x: Tensor, chosen: Tensor) -> Tensor:
 def dropout_off(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside the block; afterwards every part is as it was, even after an error."""
     was_training = [part for part in model.modules() if part.training]
-    model.eval()
+    for part in was_training:
+        part.training = False
     try:
         yield
     finally:
