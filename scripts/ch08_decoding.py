@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 8 · Decoding
 #
-# After this chapter you can turn a model's probabilities into a sentence, greedily, with a beam, by sampling or by minimum Bayes risk, and say what each way gains and misses.
+# After this chapter you can turn a model's probabilities into a sentence: greedily, with a beam, by drawing, or by a vote; and you can say what each way gains and misses.
 #
 # | | |
 # |---|---|
@@ -24,9 +24,9 @@
 # | Time | 20 minutes to read, 45 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 7 · Multi30k](ch07_multi30k.ipynb) · [Chapter 9 · The training run](ch09_training_run.ipynb) |
 #
-# *If you read only three cells:* the tree of *Beam search*, the table of *A real sentence*, `decoder_step`.
+# *If you read only three cells:* the tree of *Beam search*, the first chart of *The beam curse*, the culprit of the *Case*.
 #
-# Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. New here: **K**, the width of the beam; **R**, rows in the decoder at once (B·K in a beam); **N**, layers.
+# Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. New here: **K**, the width of the beam; **R**, rows in the decoder at once; **N**, layers.
 
 # %% tags=["bootstrap"]
 import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
@@ -41,19 +41,17 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from scripts import ROOT
 from scripts.book.domains import in_domain, list_of_texts
-from scripts.book.exercises import check
-from scripts.book.figures.searching import beam_tree, beam_tree_chart, kept_chart, temperature_chart
-from scripts.book.instruments import count_calls, count_flops
+from scripts.book.exercises import check, runs_on
+from scripts.book.figures import searching
+from scripts.book.instruments import count_flops
 from scripts.book.phrases import END, START, PhraseBook, every_sentence
 from scripts.book.records import load_record
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
@@ -62,8 +60,8 @@ from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import BOS, EOS, PAD, greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
-from scripts.core.models import Trained, load_model
-from scripts.core.settings import build_model
+from scripts.core.models import STUDIED, Trained, load_model
+from scripts.core.scores import corpus_bleu
 
 # %% [markdown]
 # ## A model proposes, a search decides
@@ -89,7 +87,7 @@ def next_log_probs(
 
 
 # %% [markdown]
-# We begin with a model that we can check by hand: a phrase book of nine words. The next word depends only on the last. `PhraseBook` has our Transformer's parts (`encode`, `decode`, `generator`), so our searches run on it.
+# We begin with a model to check by hand: a phrase book of nine words, where the next word depends only on the last. `PhraseBook` has our Transformer's parts (`encode`, `decode`, `generator`), so our searches run on it.
 
 # %%
 NEXT_WORD: dict[str, dict[str, float]] = {
@@ -129,43 +127,25 @@ for text, p in list(probability.items())[:4]:
 # %% [markdown]
 # After "the", the likeliest first word, the model hesitates between three nouns; after "a" it doesn't. Greedy's sentence is a *search error*: the model knew better.
 #
-# **Pitfall: one sentence, a fixed number of steps.** Many first versions decode each sentence by itself, and go on long after its end, where the model was never trained:
-
-
-# %%
-def wrong_greedy(model: EncoderDecoder, src: Tensor, steps: int) -> Tensor:
-    """Greedy decoding as it is often written first: always `steps` tokens. src (1, S) to (1, steps)."""
-    memory = model.encode(src, None)  # (1, S, D)
-    ids = torch.full((1, 1), BOS)  # (1, 1)
-    for _ in range(steps):
-        token = next_log_probs(model, memory, None, ids).argmax(dim=-1, keepdim=True)  # (1, 1)
-        ids = torch.cat((ids, token), dim=1)  # (1, T+1)
-    return ids[:, 1:]
-
-
-# %%
-sixteen = anything.expand(16, 1)  # (16, 1)
-ours = lambda: greedy_decode(book, sixteen, None, 8)  # noqa: E731
-wrong = lambda: torch.cat([wrong_greedy(book, row[None], 8) for row in sixteen])  # noqa: E731
-for name, way in (("ours", ours), ("wrong", wrong)):
-    calls, ids = count_calls(book.generator, way)
-    print(f"{name:5} {calls:3} calls: {book.text(ids[0].tolist())}")
-
-# %% [markdown]
 # ## Beam search
 #
 # > **In short.** Keep the K best unfinished sentences, not only one.
 #
-# At each step, each of the K prefixes is continued by each of the V words. Of the K likeliest candidates, those that end with `</s>` are finished. Of all that don't end, the K likeliest go on. The search stops when K sentences have finished. K = 1 is greedy decoding.
+# At each step, each of K *prefixes* is continued by each possible word: these are the *candidates*. Of the K likeliest candidates, those that end with `</s>` are *finished*. Of all that don't end, the K likeliest are the next prefixes. The search stops when K sentences have finished. K = 1 is greedy decoding.
+#
+# **Your turn.** Write this search for a table of words.
 
 
-# %%
-def beam_by_hand(
-    next_words: Mapping[str, Mapping[str, float]], beam: int
-) -> tuple[list[tuple[tuple[str, ...], float]], pd.DataFrame]:
-    """The best finished sentences of a table, likeliest first, and every candidate weighed."""
-    prefixes: list[tuple[tuple[str, ...], float]] = [((), 1.0)]
-    finished, weighed = [], []
+# %% tags=["yours"]
+def beam_by_hand(next_words: Mapping[str, Mapping[str, float]], beam: int) -> tuple[list, list]:
+    """The `beam` likeliest finished sentences, best first, and what happened at each step.
+
+    A sentence is a pair: its words, as a tuple with END, and its probability. `next_words[word]` holds
+    what may follow `word`; the first word follows START. Each step gives a triple of lists of pairs, best
+    first: `candidates`, those of them that `ended`, and the `prefixes` that go on.
+    """
+    prefixes = [((), 1.0)]
+    finished, steps = [], []
     while prefixes and len(finished) < beam:
         candidates = [
             ((*words, word), p * q)
@@ -175,24 +155,31 @@ def beam_by_hand(
         candidates.sort(key=lambda candidate: -candidate[1])
         ended = [c for c in candidates[:beam] if c[0][-1] == END]
         prefixes = [c for c in candidates if c[0][-1] != END][:beam]
-        for c in candidates:
-            fate = "ends" if c in ended else "kept" if c in prefixes else "dropped"
-            weighed.append({"words": c[0], "p": c[1], "fate": fate})
         finished += ended
-    return sorted(finished, key=lambda f: -f[1])[:beam], pd.DataFrame(weighed)
+        steps.append((candidates, ended, prefixes))
+    return sorted(finished, key=lambda f: -f[1])[:beam], steps
 
+
+# %% [markdown]
+# A wide beam finds every sentence, a beam of 1 greedy's, and a sentence that ends takes no prefix's place.
+
+# %%
+SILENT = {START: {END: 0.5, "a": 0.3, "b": 0.2}, "a": {END: 0.4, "b": 0.6}, "b": {END: 1.0}}
+everything = [words for words, _ in every_sentence(NEXT_WORD)]
+assert {words for words, _ in beam_by_hand(NEXT_WORD, beam=30)[0]} == {*everything}
+assert " ".join(beam_by_hand(NEXT_WORD, beam=1)[0][0][0]) == greedy_text
+assert [words for words, _ in beam_by_hand(SILENT, beam=2)[0]] == [(END,), ("b", END)]
 
 # %% [markdown]
 # **Predict.** With K = 2, which two first words survive? Which of the two leads to the winner?
 
 # %%
-best_two, weighed = beam_by_hand(NEXT_WORD, beam=2)
-for words, p in best_two:
-    print(f"p = {p:.4f}  {' '.join(words)}")
-beam_tree_chart(beam_tree(weighed))
+best_two, steps = beam_by_hand(NEXT_WORD, beam=2)
+assert [words for words, _ in best_two] == everything[:2]
+searching.beam_tree_chart(searching.beam_tree(steps))
 
 # %% [markdown]
-# A beam is no guarantee: a path that starts too badly is dropped, however well it would end (exercise 1).
+# *The* and *a* survive, and *a*, which was second, leads to the winner. But a beam is no guarantee: a path that starts too badly is dropped, however well it would end (exercise 1).
 #
 # ### The same on tensors
 #
@@ -219,6 +206,11 @@ def hypothesis(ids: Sequence[int], log_prob: float) -> Hypothesis:
     return Hypothesis(tuple(ids[:-1] if ended else ids), log_prob, len(ids))
 
 
+def rows_of(x: Tensor, chosen: Tensor) -> Tensor:
+    """Of x (B, K, T), each sentence's rows numbered chosen (B, k): (B, k, T)."""
+    return x.gather(1, chosen.unsqueeze(-1).expand(-1, -1, x.size(-1)))
+
+
 @contextmanager
 def dropout_off(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside the block; afterwards every part is as it was, even after an error."""
@@ -233,9 +225,27 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
 
 
 # %% [markdown]
-# Now we translate B sentences at once: `ids` (B·K, T) holds K rows for each, and `scores` (B, K) their log-probabilities. `topk` sorts a sentence's K·V candidates. A candidate's place among them, divided by V, gives the prefix that it continues; the remainder is the token.
+# B sentences are searched at once. PyTorch's `topk` sorts a sentence's K·V candidates as one row; a candidate's place in it, divided by V, is the number of its prefix, and the remainder is its token. We need the best **2K**: each prefix has one `</s>`, so at most K of them end, and at least K go on.
 #
-# **Pitfall: only the best K.** We take the best **2K** candidates. Each prefix has one `</s>`, so at most K candidates end, and K others keep the beam full. With the best K alone, each ending costs a prefix.
+# **Your turn.** Write one step.
+
+
+# %% tags=["yours"]
+def beam_step(scores: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The 2K best candidates of each sentence, best first.
+
+    scores (B, K) are the prefixes' log-probabilities, log_probs (B, K, V) those of each next token.
+    Returns the candidates' log-probabilities, the numbers (0 to K − 1) of the prefixes that they
+    continue, and their tokens, (B, 2K) each.
+    """
+    B, K, V = log_probs.shape
+    candidates = (scores.unsqueeze(-1) + log_probs).view(B, K * V)
+    best, place = candidates.topk(2 * K, dim=-1)  # (B, 2K) each
+    return best, place // V, place % V
+
+
+# %% [markdown]
+# The whole search has the same variables as `beam_by_hand`, in the same order.
 
 
 # %%
@@ -248,39 +258,51 @@ def beam_search(
     beam: int = 4,
     alpha: float = 0.6,
 ) -> list[list[Hypothesis]]:
-    """The best hypotheses of each source, best first: src (B, S) to B lists of up to `beam`."""
-    if beam < 1:
-        raise ValueError(f"a beam holds at least 1 hypothesis, not {beam}")
+    """The best hypotheses of each source, best first: src (B, S) to B lists of up to `beam`.
+
+    After `max_len` tokens the K best candidates come out as they are.
+    """
+    B, K = src.size(0), beam
     with dropout_off(model):
-        B, K = src.size(0), beam
         memory = model.encode(src, src_mask).repeat_interleave(K, dim=0)  # (B·K, S, D)
         if src_mask is not None:
             src_mask = src_mask.repeat_interleave(K, dim=0)  # (B·K, 1, S)
-        ids = src.new_full((B * K, 1), BOS)  # (B·K, 1)
-        scores = memory.new_full((B, K), -torch.inf)  # (B, K)
+        prefixes = src.new_full((B, K, 1), BOS)  # (B, K, T)
+        scores = memory.new_full((B, K), -torch.inf)
         scores[:, 0] = 0.0  # all K prefixes are alike at first: continue one of them
         finished: list[list[Hypothesis]] = [[] for _ in range(B)]
         for step in range(1, max_len + 1):
-            log_probs = next_log_probs(model, memory, src_mask, ids)  # (B·K, V)
-            V = log_probs.size(-1)
-            total = scores.view(-1, 1) + log_probs  # (B·K, V)
-            best, place = total.view(B, -1).topk(2 * K, dim=-1)  # (B, 2K) each
-            kept = []
-            for b, pairs in enumerate(zip(best.tolist(), place.tolist(), strict=True)):
-                candidates = [(p, b * K + at // V, at % V) for p, at in zip(*pairs, strict=True)]
-                if len(finished[b]) < K:  # else this sentence is done
-                    for log_prob, row, token in candidates[:K]:
-                        if log_prob > -math.inf and (token == EOS or step == max_len):
-                            text = [*ids[row, 1:].tolist(), token]
-                            finished[b].append(hypothesis(text, log_prob))
-                kept += [candidate for candidate in candidates if candidate[2] != EOS][:K]
-            if all(len(found) >= K for found in finished):
+            log_probs = next_log_probs(model, memory, src_mask, prefixes.flatten(0, 1))  # (B·K, V)
+            scores, origin, tokens = beam_step(scores, log_probs.unflatten(0, (B, K)))  # candidates
+            texts = torch.cat((rows_of(prefixes, origin), tokens.unsqueeze(-1)), dim=-1)
+            ended = ((tokens == EOS) | (step == max_len)) & scores.isfinite()  # (B, 2K)
+            for b in range(B):
+                if len(finished[b]) < K:
+                    for k in ended[b, :K].nonzero().flatten().tolist():  # of the K best
+                        ids = texts[b, k, 1:].tolist()
+                        finished[b].append(hypothesis(ids, scores[b, k].item()))
+            if all(len(hypotheses) >= K for hypotheses in finished):
                 break
-            log_prob, rows, tokens = zip(*kept, strict=True)  # B·K each
-            ids = torch.cat((ids[list(rows)], ids.new_tensor(tokens).unsqueeze(1)), dim=1)
-            scores = scores.new_tensor(log_prob).view(B, K)
-    return [sorted(found, key=lambda h: -h.score(alpha))[:K] for found in finished]
+            going = (tokens == EOS).int().argsort(dim=-1, stable=True)[:, :K]  # the K best others
+            prefixes, scores = rows_of(texts, going), scores.gather(1, going)
+    return [sorted(h, key=lambda one: -one.score(alpha))[:K] for h in finished]
 
+
+# %% [markdown]
+# With the phrase book it finds what `beam_by_hand` finds.
+
+# %%
+for table, K in ((NEXT_WORD, 1), (NEXT_WORD, 2), (NEXT_WORD, 3), (SILENT, 2)):
+    phrases = PhraseBook(table)
+    hypotheses = beam_search(phrases, anything, None, 10, beam=K, alpha=0.0)[0]
+    by_hand = [" ".join(words[:-1]) for words, _ in beam_by_hand(table, K)[0]]
+    assert [phrases.text(h.ids) for h in hypotheses] == by_hand
+
+# %% [markdown]
+# **Milestone.** The trained translator of chapter 9 can run on *your* greedy decoding and *your* beam step.
+
+# %%
+runs_on(greedy_decode, beam_step)
 
 # %% [markdown]
 # ## Length: why the score is divided
@@ -291,69 +313,35 @@ def beam_search(
 #
 # $$\text{score}(y) = \frac{\log p(y \mid x)}{\text{lp}(T)}, \qquad \text{lp}(T) = \frac{(5 + T)^\alpha}{(5 + 1)^\alpha} \quad\text{(the paper's)}, \qquad \text{lp}(T) = T^\alpha \quad\text{(ours)}$$
 #
-# T counts `</s>`, since stopping is a decision too.
+# T counts `</s>`, too. An α belongs to its penalty: at 0.6 ours prefers *a dog is sleeping* (p = 0.137, 5 tokens) to *a dog sleeps* (p = 0.16, 4 tokens), the paper's doesn't.
 #
-# **Predict.** "a dog sleeps" has p = 0.16 with 4 tokens, "a dog is sleeping" has p = 0.137 with 5. From which α on does the longer one win, with our penalty and with the paper's?
+# **When may a beam stop?** Probabilities only fall as a text grows. Scores with α > 0 can rise, so a longer text may overtake the finished ones. We stop when K have finished. **Predict.** In the table `SILENT`, does a beam of 2 find the best score for α = 1?
 
 # %%
-short, long = (math.log(probability[f"a dog {end} </s>"]) for end in ("sleeps", "is sleeping"))
-for name, ratio in (("the paper's", (5 + 5) / (5 + 4)), ("ours", 5 / 4)):  # of their lengths
-    print(f"{name}: from {math.log(long / short) / math.log(ratio):.2f} on")
+found = beam_search(PhraseBook(SILENT), anything, None, 10, beam=2, alpha=1.0)[0]
+print("scores found:", [round(h.score(1.0), 2) for h in found])
+for words, p in every_sentence(SILENT):
+    print(f"{math.log(p) / len(words):.2f}  {' '.join(words)}")
 
 # %% [markdown]
-# At α = 0.6 the two disagree. So always say which penalty an α belongs to.
+# It doesn't. *a b* scores best, but is still being written when two texts have finished. Chapter 13 has a safe rule.
 #
 # ## A real sentence
 #
 # > **In short.** Text becomes pieces (chapter 7), a search writes new ones, and these become text again.
 #
-# From here on we use the small model that ships with the series.
-
-# %%
-trained = load_model(ROOT / "models" / "sample-de-en")
-trained.model.double()  # the same digits on every machine
-print(" ".join(trained.tokenizer.pieces("A girl is selling a sweater.")))
-
-# %% [markdown]
-# You may skip the next three definitions, which decode batches of similar length.
-
-
-# %%
-def decode_rows(
-    trained: Trained,
-    rows: Sequence[Sequence[int]],
-    search: Callable[[EncoderDecoder, Tensor, Tensor, int], Sequence[Sequence[int]]],
-    batch_size: int = 64,
-) -> list[str]:
-    """Encoded sources to texts, in their order, by `search` over batches of similar length.
-
-    `search` takes (model, src (B, S), src_mask (B, 1, S), max_len) and gives each source's ids.
-    """
-    order = sorted((i for i, row in enumerate(rows) if len(row) > 1), key=lambda i: len(rows[i]))
-    out = [""] * len(rows)  # what holds no token but eos stays so
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        src = pad_rows([rows[i] for i in chosen]).to(trained.device)  # (B, S)
-        limit = min(MAX_LEN, 2 * src.size(1) + 10)  # a caption grows little in translation
-        found = search(trained.model, src, padding_mask(src), limit)
-        for i, ids in zip(chosen, found, strict=True):
-            out[i] = trained.tokenizer.decode(ids)
-    return out
+# From here on we use the model that chapter 9 trains on Multi30k.
 
 
 # %%
 def best_ids(
-    model: EncoderDecoder,
-    src: Tensor,
-    src_mask: Tensor | None,
-    max_len: int,
-    beam: int = 1,
-    alpha: float = 0.6,
+    model: EncoderDecoder, src: Tensor, beam: int = 1, alpha: float = 0.6
 ) -> list[Sequence[int]]:
-    """The ids of each source's text: greedy, or the best of a beam. src (B, S) to B lists."""
+    """The ids of each source's text, greedy or the best of a beam: src (B, S) to B lists."""
+    src_mask, max_len = padding_mask(src), min(MAX_LEN, 2 * src.size(1) + 10)
     if beam == 1:
         return greedy_decode(model, src, src_mask, max_len).tolist()
-    return [found[0].ids for found in beam_search(model, src, src_mask, max_len, beam, alpha)]
+    return [best[0].ids for best in beam_search(model, src, src_mask, max_len, beam, alpha)]
 
 
 def plain_translate(
@@ -361,85 +349,81 @@ def plain_translate(
 ) -> list[str]:
     """Translations of `sentences`, in their order, greedy or by beam search; long ones are cut."""
     sentences = list_of_texts("sentences", sentences)
-    beam, alpha = in_domain("beam", beam), in_domain("alpha", alpha)
     rows = [source_ids(sentence, trained.tokenizer) for sentence in sentences]
-    size = 64 if beam == 1 else 32
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # similar lengths side by side
+    order = [i for i in order if len(rows[i]) > 1]  # an empty sentence stays empty
+    translations, size = [""] * len(rows), 64 if beam == 1 else 32
     if trained.device.type == "cuda":  # only large batches keep it busy
         size = 1024 // beam
-    return decode_rows(trained, rows, partial(best_ids, beam=beam, alpha=alpha), size)
+    for start in range(0, len(order), size):
+        batch = order[start : start + size]
+        src = pad_rows([rows[i] for i in batch]).to(trained.device)  # (B, S)
+        for i, ids in zip(batch, best_ids(trained.model, src, beam, alpha), strict=True):
+            translations[i] = trained.tokenizer.decode(ids)
+    return translations
 
 
 # %%
-german = "Manchmal verkauft ein Mädchen diesen Pullover."  # verkauft: sells
-questions = ["Ein Hund schläft im Garten.", "", german, "Der Pirat kauft einen roten Hut."]
+trained = load_model(STUDIED)
+trained.model.double()  # the same digits on every machine
+questions = [
+    "Ein keiner Hund springt ins Wasser.",  # a typo: kleiner is small, keiner is nobody
+    "Leute reparieren das Dach.",
+    "Eine Gruppe von Menschen steht vor einem Iglu.",
+]
 greedy, wide = (plain_translate(trained, questions, beam=K) for K in (1, 4))
 pd.DataFrame({"source": questions, "greedy": greedy, "beam of 4": wide})
 
 # %% [markdown]
-# The sample corpus has no pirate, and no search can fix what the model doesn't know. *Sweatering*, though, is a search error, and the beam corrects it. At step `max_len` the K best come out unfinished, so `max_len` = t shows the beam after t steps, with log-probabilities (and without *Sometimes, a girl*). At step 10 *swe* leads. **Predict.** At which step does *sell* take the lead?
-
-# %%
-src = torch.tensor([source_ids(german, trained.tokenizer)])  # (1, S)
-steps = {}
-for t in range(9, 15):
-    beam = beam_search(trained.model, src, None, max_len=t, beam=4, alpha=0.0)[0]
-    texts = [trained.tokenizer.decode(h.ids).removeprefix("Sometimes, a girl ") for h in beam]
-    steps[t] = [f"{text} ({h.log_prob:.2f})" for text, h in zip(texts, beam, strict=True)]
-pd.DataFrame.from_dict(steps, orient="index", columns=["best", "second", "third", "fourth"])
-
-# %% [markdown]
-# After *s* the model prefers *swe*(ater) to *sell*, and greedy decoding follows. But *sweater* must then become a verb, which costs probability.
+# No search can fix what the model doesn't know, such as *Iglu*. But *tired* and *the roof of the roof* are search errors, and the beam corrects both.
 #
-# **Pitfall: dropout.** A model that wasn't switched to `.eval()` drops random parts of its vectors, so sentences come out wrong, and different each time. `greedy_decode` and `beam_search` switch dropout off. This model was trained without dropout, so we give it a rate of 0.3; one trained with dropout may suffer less.
-
-# %%
-# NBVAL_IGNORE_OUTPUT
-careless = build_model(replace(trained.config, dropout=0.3), len(trained.tokenizer)).double()
-careless.load_state_dict(trained.model.state_dict())
-careless.train()  # what a model is right after it was built
-for seed in range(3):
-    torch.manual_seed(seed)
-    print(trained.tokenizer.decode(wrong_greedy(careless, src, 20)[0].tolist()))
-
-# %% [markdown]
 # ## The beam curse
 #
-# > **In short.** A wider beam finds likelier outputs. Others found that too wide a beam does harm.
+# > **In short.** A wider beam finds likelier texts, and the likeliest one may be empty.
 #
 # Koehn and Knowles (2017) let the beam grow: quality rose up to a width between 4 and about 30, and then fell. Stahlberg and Byrne (2019) searched *exactly*: for more than half of their sentences the likeliest output was the empty one.
 #
-# We recorded the searches of our larger model (chapter 9) on 300 validation captions of Multi30k. **Predict.** From K = 1 to K = 100 without a length penalty, what happens to the outputs' mean log-probability, and what to BLEU (a score of translations, chapter 10)? `length_ratio` is their length over the references'.
+# The empty text needs one decision: `</s>` as first token. Label smoothing (chapter 6) asks our model to give each wrong token ε/V = 0.1/8,192, that is, $e^{-11.3}$. For the 30 captions that our records quote, we measure it, and let a beam of 5 search.
+#
+# **Predict.** Is `</s>` likelier at the first step than −11.3, or less likely? And where is the empty text likelier than all that the beam finds: where captions are long?
+
+# %%
+quoted = [caption[1:] for caption in load_record("multi30k-corpus")["captions"]]  # German, English
+quoted += [(s["source"], s["reference"]) for s in load_record("multi30k-de-en")["samples"]]
+curse = {}
+for german, _ in quoted:
+    src = torch.tensor([source_ids(german, trained.tokenizer)])  # (1, S)
+    memory = trained.model.encode(src, None)
+    first = next_log_probs(trained.model, memory, None, torch.tensor([[BOS]]))[0]  # (V,)
+    best = beam_search(trained.model, src, None, max_len=60, beam=5, alpha=0.0)[0][0]
+    curse[german] = (best.length, round(best.log_prob, 1), round(first[EOS].item(), 1))
+    assert (first > first[EOS]).sum() > 100  # tokens that are likelier
+curse = pd.DataFrame.from_dict(curse, orient="index", columns=["length", "found", "empty"])
+print("log p(</s>) at the first step:", curse["empty"].agg(["min", "median", "max"]).to_dict())
+searching.curse_chart(curse)
+
+# %%
+curse[curse["empty"] > curse["found"]].rename(index=lambda german: german[:48])
+
+# %% [markdown]
+# `</s>` is usually *less* likely than smoothing asks for. Length alone isn't decisive: texts of 24 and 25 tokens are safe. The empty text wins where the model is lost: at a symbol typed twice, a piece of advice, a caption of four sentences. There every text is unlikely.
+#
+# No beam up to K = 100 finds the empty text: `</s>` isn't among the 100 likeliest first tokens of any of these captions. But it finds other short texts. **Predict.** From K = 1 to K = 100, on 300 captions: what happens to length, and what to BLEU (a score, chapter 10)?
 
 # %%
 record = load_record("searches-multi30k")
-beams = pd.DataFrame(record["beams"]).set_index("beam").rename_axis("K")
-plain, normed = (beams[beams["alpha"] == a] for a in (0, 0.6))
-plain[["log_prob", "length_ratio", "bleu"]].assign(**{"bleu, α = 0.6": normed["bleu"]})
+searching.width_chart(pd.DataFrame(record["beams"]))
 
 # %% [markdown]
-# Wider beams find likelier outputs, and shorter ones. BLEU falls by 0.35 from K = 1 to 100, which on 300 captions may be chance. With α = 0.6 no harm is seen even at K = 100.
+# Without a penalty texts get shorter with every step in width, and BLEU falls by 0.35 from K = 1 to 100, which on 300 captions may be chance. With α = 0.6 it is never below greedy's. So on captions the curse is weak. It strikes single ones: for *Ein kleines Mädchen spendet an einer Ladenfront mit weißen Plastikbehältern für die Heilsarmee*, K = 100 writes a quotation mark and a full stop.
 #
-# Why so little? Probably because captions are short. Label smoothing (chapter 6) asks this model to give each wrong token ε/V = 0.1/8,192. If it does, the empty output has ln(0.1/8,192) = −11.3, however long the source is. Our outputs have about −5; three times as long, they would fall below the empty one. For 3% of the captions the empty output is already likelier than all that a beam of 100 found. (The beam misses it: `</s>` isn't among the 100 likeliest first tokens.) Here is a caption where the curse strikes:
-#
-# - source: *Ein kleines Mädchen spendet an einer Ladenfront mit weißen Plastikbehältern für die Heilsarmee.*
-# - reference: *A little girl donates to the Salvation Army near a storefront with white, plastic containers.*
-#
-# The last output is two punctuation marks:
-
-# %%
-for search in ("greedy", "beam 5, alpha 0.6", "beam 100, alpha 0"):
-    print(f"{search:18} {record['example'][search]}")
-
-# %% [markdown]
 # ## Compute once: the cache
 #
 # > **In short.** Our searches run the whole prefix through the decoder at every step. But a causal decoder's earlier positions never change. Keep what later steps need from them.
 #
-# In each layer, all that a later position needs from an earlier one is its key and its value (chapter 2). So each layer keeps two tensors that grow by one row per step. Cross-attention's keys and values come from the source, and are computed once.
+# In each layer, all that a later position needs from an earlier one is its key and its value (chapter 2). So each layer keeps two tensors that grow by one row per step. Cross-attention's come from the source, and are computed once. For T tokens the decoder computes T positions instead of $1 + 2 + \dots + T = T(T+1)/2$.
 #
-# For T tokens the decoder computes T positions instead of $1 + 2 + \dots + T = T(T+1)/2$. The price: each layer keeps $2D$ numbers for each position of source and target.
-#
-# `decoder_step` is the decoder of chapter 4 for one new token. No causal mask is needed: everything stored is earlier.
+# **Your turn.** Write attention with keys and values that are at hand. No causal mask is needed: everything stored is earlier.
 
 
 # %%
@@ -449,13 +433,28 @@ def keys_values_of(layer: MultiHeadedAttention, x: Tensor) -> Tensor:
     return torch.stack([split_heads(part, layer.h) for part in both])
 
 
+# %% tags=["yours"]
 def attend_to_stored(
     layer: MultiHeadedAttention, x: Tensor, stored: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """`layer` at x (R, T, D), with keys and values that are at hand, (2, R, H, S, d_k): (R, T, D)."""
+    """`layer` at x (R, T, D), with its keys and values stored, (2, R, H, S, d_k): to (R, T, D).
+
+    Uses `layer.project_query`, `layer.project_output` and `layer.h`; mask fits (R, H, T, S).
+    """
     query = split_heads(layer.project_query(x), layer.h)  # (R, H, T, d_k)
-    found, _ = attention(query, stored[0], stored[1], mask)  # (R, H, T, d_k)
-    return layer.project_output(merge_heads(found))
+    heads, _ = attention(query, stored[0], stored[1], mask)  # (R, H, T, d_k)
+    return layer.project_output(merge_heads(heads))
+
+
+# %%
+layer = MultiHeadedAttention(2, 8, dropout=0.0)
+x, y = torch.randn(3, 4, 8), torch.randn(3, 5, 8)  # (R, T, D), (R, S, D)
+mask = padding_mask(torch.tensor([[4, 5, 6, PAD, PAD]]))  # (1, 1, S)
+attended = attend_to_stored(layer, x, keys_values_of(layer, y), mask.unsqueeze(1))
+torch.testing.assert_close(attended, layer(x, y, y, mask))
+
+# %% [markdown]
+# `decoder_step` is chapter 4's decoder for one new token.
 
 
 # %%
@@ -478,9 +477,9 @@ def decoder_step(
     longer = []
     for n, layer in enumerate(model.decoder.layers):
 
-        def look_back(x: Tensor, own: MultiHeadedAttention = layer.self_attn) -> Tensor:
-            longer.append(torch.cat((past[n], keys_values_of(own, x)), dim=-2))  # noqa: B023
-            return attend_to_stored(own, x, longer[-1])
+        def look_back(x: Tensor, n: int = n, own: MultiHeadedAttention = layer.self_attn) -> Tensor:
+            longer.append(torch.cat((past[n], keys_values_of(own, x)), dim=-2))
+            return attend_to_stored(own, x, longer[n])
 
         x = layer.sublayer[0](x, look_back)
         look_over = partial(attend_to_stored, layer.src_attn, stored=cross[n], mask=mask)
@@ -490,76 +489,56 @@ def decoder_step(
 
 
 # %% [markdown]
-# `CopiedCache` holds the keys and values between steps. (`follow` and `keep` are for chapter 13.)
+# `CopiedCache` holds the keys and values between steps, and `write_one_by_one` writes with it. A rule, `choose`, picks each token: here the likeliest, later a random one.
 
 
 # %%
 class CopiedCache:
-    """A decoding that computes each token once. Each of its B·k prefixes has its own keys and values."""
+    """A decoding of sources src (B, S) that computes each token once."""
 
     def __init__(self, model: EncoderDecoder, src: Tensor, src_mask: Tensor | None):
-        self.model, self.src_mask, self.sources = model, src_mask, len(src)
+        self.model, self.src_mask = model, src_mask
         memory = model.encode(src, src_mask)  # (B, S, D)
         layers = model.decoder.layers
         self.cross = torch.stack([keys_values_of(layer.src_attn, memory) for layer in layers])
-        self.past = self.cross[..., :0, :]  # (N, 2, B·k, H, 0, d_k): nothing yet
+        self.past = self.cross[..., :0, :]  # (N, 2, B, H, 0, d_k): nothing yet
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Continue each prefix by one of tokens (B, k): the decoder's last positions (B·k, D)."""
+        """Read one token for each source, (B,): the logits of the next one, (B, V)."""
         position = torch.tensor([self.past.size(-2)], device=tokens.device)
-        given = (position, self.past, self.cross, self.src_mask)
-        x, self.past = decoder_step(self.model, tokens.reshape(-1, 1), *given)
-        return x
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Last positions x (R, D) to what may come next, (R, V)."""
+        where = (position, self.past, self.cross, self.src_mask)
+        x, self.past = decoder_step(self.model, tokens.unsqueeze(1), *where)
         return self.model.generator(x)
 
-    def follow(self, origin: Tensor) -> None:
-        """Let the prefixes be those numbered origin (B, k), of each source's own."""
-        rows = torch.arange(self.past.size(2), device=origin.device).view(self.sources, -1)
-        self.copy_rows(rows.gather(1, origin).flatten())
 
-    def keep(self, sources: Tensor) -> None:
-        """Go on with the sources of these numbers alone."""
-        rows = torch.arange(self.past.size(2), device=sources.device).view(self.sources, -1)
-        self.copy_rows(rows[sources].flatten())
-        self.sources = len(sources)
-
-    def copy_rows(self, rows: Tensor) -> None:
-        """These rows of everything, in this order."""
-        self.past, self.cross = self.past[:, :, rows], self.cross[:, :, rows]
-        if self.src_mask is not None:
-            self.src_mask = self.src_mask[rows]
+Choice = Callable[[Tensor], tuple[Tensor, Tensor]]  # logits (B, V) to tokens and log p, (B,) each
 
 
-# %% [markdown]
-# In `write_one_by_one` a rule, `choose`, picks each token: here the likeliest, in the next section a random one. Dropout must be off, as `load_model` leaves it.
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Greedy decoding's choice."""
+    log_probs, tokens = logits.log_softmax(dim=-1).max(dim=-1)
+    return tokens, log_probs
 
 
-# %%
 @torch.no_grad()
 def write_one_by_one(
-    decoding: Any, src: Tensor, max_len: int, choose: Callable[..., tuple[Tensor, Tensor | None]]
+    step: Callable[[Tensor], Tensor], src: Tensor, max_len: int, choose: Choice
 ) -> tuple[Tensor, Tensor]:
     """One text for each source: ids (B, ≤ max_len), padded after eos, and their log-probabilities (B,).
 
-    `choose` takes the decoding and its last positions x (B, D); it gives tokens (B,), and their
-    log-probabilities if it knows them.
+    `step` reads tokens (B,) and gives the logits of the next ones, (B, V).
     """
     ids = src.new_empty(len(src), 0)  # (B, 0)
     total = torch.zeros(len(src), dtype=torch.float64, device=src.device)  # (B,)
     going = torch.ones(len(src), dtype=torch.bool, device=src.device)  # which texts haven't ended
-    tokens = src.new_full((len(src), 1), BOS)  # (B, 1)
+    tokens = src.new_full((len(src),), BOS)
     for _ in range(max_len):
-        chosen, log_probs = choose(decoding, decoding.step(tokens))  # (B,)
-        ids = torch.cat((ids, chosen.masked_fill(~going, PAD).unsqueeze(1)), dim=1)
-        if log_probs is not None:
-            total += log_probs.masked_fill(~going, 0.0)
-        going &= chosen != EOS
+        tokens, log_probs = choose(step(tokens))  # (B,) each
+        ids = torch.cat((ids, tokens.masked_fill(~going, PAD).unsqueeze(1)), dim=1)
+        total += log_probs.masked_fill(~going, 0.0)
+        going &= tokens != EOS
         if not going.any():
             break
-        tokens = chosen.unsqueeze(1)
     return ids, total
 
 
@@ -568,32 +547,68 @@ def until_end(ids: Sequence[int]) -> list[int]:
     return list(ids[: ids.index(EOS) + 1]) if EOS in ids else list(ids)
 
 
+# %%
+@torch.no_grad()
+def texts_by_cache(trained: Trained, sentences: Sequence[str], choose: Choice) -> list[str]:
+    """A text for each sentence, token by token as `choose` says."""
+    src = pad_rows([source_ids(sentence, trained.tokenizer) for sentence in sentences])  # (B, S)
+    cache = CopiedCache(trained.model, src, padding_mask(src))
+    ids, _ = write_one_by_one(cache.step, src, 60, choose)
+    return [trained.tokenizer.decode(until_end(row)) for row in ids.tolist()]
+
+
 # %% [markdown]
-# **Predict.** Greedy decoding writes 18 tokens about the sweater. How many times as many multiplications and additions does it need without the cache (`greedy_decode`)?
+# **Predict.** Greedy decoding writes 18 tokens about a terrier. Without the cache, how many times as many multiplications and additions does it need?
 
 # %%
-greedily = lambda decoding, x: (decoding.logits(x).argmax(dim=-1), None)  # noqa: E731
-by_cache = lambda x: write_one_by_one(CopiedCache(trained.model, x, None), x, 60, greedily)[0]  # noqa: E731
-without = lambda x: greedy_decode(trained.model, x, None, 60)  # noqa: E731
-assert torch.equal(by_cache(src), without(src))  # the same tokens
-times = count_flops(without, src) / count_flops(by_cache, src)
-print(f"{by_cache(src).size(1)} tokens, {times:.1f} times the work")
+terrier = [quoted[21][0]]
+assert texts_by_cache(trained, terrier, likeliest) == plain_translate(trained, terrier)
+without_cache = count_flops(partial(plain_translate, trained, terrier))
+with_cache = count_flops(partial(texts_by_cache, trained, terrier, likeliest))
+print(f"{without_cache / with_cache:.1f} times the work")
 
 # %% [markdown]
 # With the cache, the decoder computes (18 + 1)/2 = 9.5 times fewer positions. The encoder and the generator save nothing.
 #
-# **Predict.** Our model has 2 layers and D = 128, and in float32 a number takes four bytes. How many bytes are kept for one position?
+# ## A case: translations that never repeat themselves
+#
+# > **In short.** The output is fluent, and no error is raised. How would you notice?
+#
+# **Symptom.** A translator is built on `write_one_by_one` and our model. It says something else every time. For *Ein Hund schläft im Garten* three users got *A dog sleeps in the yard.*, *A dog sleeping in the yard.* and *A dog is sleeping in the yard.*
+#
+# **Suspects.** (a) The tokenizer. (b) Ties between equally likely tokens. (c) A rule that draws. (d) Something random inside the model.
+#
+# (c) is out: the rule was `likeliest`. **Instrument:** give the model the same ids twice, and compare the first step's logits. That leaves out (a) and (b), which come before and after. **Predict.** Are they equal?
 
 # %%
-hund = torch.tensor([source_ids("Ein Hund schläft im Garten.", trained.tokenizer)])  # (1, S)
-read = [BOS, *by_cache(hund)[0, :-1].tolist()]  # what the decoder was given
-layers, D = trained.config.layers, trained.config.d_model
-a_position = layers * 2 * D * 4
-print(f"{a_position} bytes a position: {layers} layers · 2 · {D} numbers · 4 bytes")
-piece = trained.tokenizer.processor.id_to_piece
-kept_chart(*(list(map(piece, ids)) for ids in (hund[0].tolist(), read)), kib=a_position / 1024)
+src = pad_rows([source_ids("Ein Hund schläft im Garten.", trained.tokenizer)] * 2)  # (2, S)
+for training in (True, False):
+    trained.model.train(training)
+    with torch.no_grad():
+        logits = CopiedCache(trained.model, src, None).step(torch.tensor([BOS, BOS]))  # (2, V)
+    print(f"training mode {training}: equal logits {torch.allclose(*logits)}")
 
 # %% [markdown]
+# **Culprit:** (d). The model is in training mode, and sets a fifth of its vectors' entries to 0 at random, as it did in training (dropout 0.2). It has learned to live with that: hence the fluent text. **Predict.** What does it cost on the 30 captions: 1 point of BLEU, 5, or 20?
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+sources, references = zip(*quoted, strict=True)
+trained.model.train()
+bleu = []
+for seed in range(4):
+    torch.manual_seed(seed)
+    bleu.append(corpus_bleu(texts_by_cache(trained, sources, likeliest), references).score)
+trained.model.eval()
+calm_bleu = corpus_bleu(texts_by_cache(trained, sources, likeliest), references).score
+print(f"BLEU {calm_bleu:.1f}; with dropout", [round(score, 1) for score in bleu])
+assert calm_bleu - sum(bleu) / 4 > 0.5
+
+# %% [markdown]
+# About 5, though on 30 captions seeds differ widely. On 300 validation captions eight seeds lost 2.1 to 2.9 BLEU. That is more than a beam gains, and no single text shows it. The remedy needs no reference: translate twice, and compare.
+#
+# The Annotated Transformer never calls `.eval()` before it translates. Our `greedy_decode` and `beam_search` switch dropout off themselves; `write_one_by_one` trusts its caller.
+#
 # ## Sampling
 #
 # > **In short.** Don't search: draw each word at random, with the model's probabilities.
@@ -602,9 +617,7 @@ kept_chart(*(list(map(piece, ids)) for ids in (hund[0].tolist(), read)), kib=a_p
 #
 # $$q(w) \propto p(w)^{1/\tau}$$
 #
-# τ < 1 favours the likely words (τ → 0 is greedy decoding), τ > 1 gives the unlikely ones a larger share.
-#
-# Label smoothing (ε = 0.1) teaches our models to leave a tenth of the probability to all other words. So two settings cut unlikely words off. *Top-k* keeps the k likeliest. The *nucleus* (top-p, Holtzman et al. 2020) keeps the fewest words whose probabilities sum to at least p.
+# τ < 1 favours the likely words (τ → 0 is greedy decoding), τ > 1 gives the unlikely ones a larger share. Two more settings cut unlikely words off. *Top-k* keeps the k likeliest. The *nucleus* (top-p, Holtzman et al. 2020) keeps the fewest words whose probabilities sum to at least p.
 
 
 # %%
@@ -616,6 +629,11 @@ def keep_top(log_probs: Tensor, k: int) -> Tensor:
     return torch.full_like(log_probs, -torch.inf).scatter(-1, top.indices, top.values)
 
 
+# %% [markdown]
+# **Your turn.** Write the nucleus, then all three together.
+
+
+# %% tags=["yours"]
 def keep_nucleus(log_probs: Tensor, p: float) -> Tensor:
     """(B, V) with all but the fewest likeliest entries that sum to at least p at −∞ (Holtzman et al. 2020)."""
     in_domain("top_p", p)
@@ -625,73 +643,85 @@ def keep_nucleus(log_probs: Tensor, p: float) -> Tensor:
 
 
 # %%
-def sharpened(
-    log_probs: Tensor, temperature: float, top_k: int | None = None, top_p: float | None = None
-) -> Tensor:
-    """Log-probabilities (B, V) to what is drawn from, (B, V): temperature, then top-k, then top-p."""
-    if in_domain("temperature", temperature) == 0:  # its limit: the likeliest token alone
-        return keep_top(log_probs, 1).softmax(dim=-1)
-    log_probs = log_probs.double()  # so that the smallest temperatures neither overflow nor vanish
-    best = log_probs.amax(dim=-1, keepdim=True)  # (B, 1)
+shares = torch.tensor([[0.05, 0.5, 0.25, 0.2]]).double()
+for p, kept in ((0.49, [0.0, 0.5, 0.0, 0.0]), (0.76, [0.0, 0.5, 0.25, 0.2])):
+    torch.testing.assert_close(keep_nucleus(shares.log(), p).exp()[0].tolist(), kept)
+
+
+# %% tags=["yours"]
+def sharpened(log_probs: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """Log-probabilities (B, V) to the probabilities that are drawn from, (B, V), in float64.
+
+    First the temperature, then `keep_top`, then `keep_nucleus`; what is left sums to 1 before each
+    and in the end. Temperature 0 leaves only the likeliest token.
+    """
+    if in_domain("temperature", temperature) == 0:
+        return keep_top(log_probs, 1).double().softmax(dim=-1)
+    log_probs = log_probs.double()
+    best = log_probs.amax(dim=-1, keepdim=True)  # taken out: nothing overflows
     log_probs = ((log_probs - best) / temperature).log_softmax(dim=-1)
-    if top_k is not None:
+    if top_k != 0:
         log_probs = keep_top(log_probs, top_k).log_softmax(dim=-1)
-    if top_p is not None:
+    if top_p != 1:
         log_probs = keep_nucleus(log_probs, top_p)
     return log_probs.softmax(dim=-1)
 
 
 # %%
-first_word = book.log_table[BOS].unsqueeze(0)  # (1, V)
-by_temperature = {t: sharpened(first_word, t)[0] for t in (0.25, 0.5, 1.0, 2.0)}
-temperature_chart(by_temperature, book.words)
+for settings, share in (  # of the likeliest
+    ((0,), 1.0),
+    ((0.5, 2), 0.8),  # 0.5² / (0.5² + 0.25²)
+    ((1, 2, 0.6), 1.0),  # of the two kept, the first has 2/3, which is enough
+    ((0.5, 0, 0.7), 1.0),  # the temperature comes first
+):
+    assert math.isclose(sharpened(shares.log(), *settings)[0, 1], share), f"wrong for {settings}"
+
+# %% [markdown]
+# Now the real model's next piece, where a translation of *Ein älterer Mann spielt Gitarre in einer Band* begins with *An older man*. **Predict.** How many of the 12 likeliest pieces are in the nucleus of 0.9?
+
+# %%
+german = "Ein älterer Mann spielt Gitarre in einer Band."
+src = torch.tensor([source_ids(german, trained.tokenizer)])  # (1, S)
+prefix = torch.tensor([[BOS, *trained.tokenizer.encode("An older man")]])  # (1, T)
+memory = trained.model.encode(src, None)  # (1, S, D)
+next_piece = next_log_probs(trained.model, memory, None, prefix)  # (1, V)
+assert (sharpened(next_piece, 1.0, top_p=0.9) > 0).sum() == 3
+top = next_piece[0].topk(12)
+pieces = [trained.tokenizer.decode([i]) for i in top.indices.tolist()]
+searching.next_word_chart(pieces, top.values.tolist())
+
+# %% [markdown]
+# Three are in it. All others share 0.08; label smoothing (chapter 6) asked for about 0.1. So of texts of ten such pieces only $0.92^{10} = 43\%$ stay in the nucleus all the way.
 
 
 # %%
 def drawer(
     temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    top_k: int = 0,
+    top_p: float = 1.0,
     generator: torch.Generator | None = None,
-) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The choice that draws: tokens (R,), and their log-probabilities (R,) under the model as it is."""
+) -> Choice:
+    """The choice that draws: tokens, and their log-probabilities under the model as it is."""
 
-    def draw(decoding: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        log_probs = decoding.logits(x).log_softmax(dim=-1)  # (R, V)
-        p = sharpened(log_probs, temperature, top_k, top_p)  # (R, V)
-        tokens = torch.multinomial(p, 1, generator=generator)  # (R, 1)
+    def draw(logits: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs = logits.log_softmax(dim=-1)  # (B, V)
+        p = sharpened(log_probs, temperature, top_k, top_p)  # (B, V)
+        tokens = torch.multinomial(p, 1, generator=generator)  # (B, 1)
         return tokens.squeeze(1), log_probs.gather(1, tokens).squeeze(1)
 
     return draw
 
 
 # %% [markdown]
-# Three draws for the sweater sentence:
-
-# %%
-three, draw = src.expand(3, -1), drawer(generator=torch.Generator().manual_seed(0))
-draws, _ = write_one_by_one(CopiedCache(trained.model, three, None), three, 40, draw)
-print(*map(trained.tokenizer.decode, draws.tolist()), sep="\n")
-
-# %% [markdown]
-# The larger model samples translations of the 300 captions. These are means over four seeds; greedy decoding had 41.2 BLEU. (`top_p` = 1 cuts nothing off; `chrf2` is another score, see below.)
-
-# %%
-sampled = pd.DataFrame(record["sampling"]).fillna({"top_p": 1.0})
-sampled[["temperature", "top_p", "bleu", "chrf2"]]
-
-# %% [markdown]
-# A plain draw costs 14 BLEU. The nucleus brings almost 6 of them back, and a low temperature nearly all.
-#
 # ## Minimum Bayes risk
 #
 # > **In short.** Don't ask which text is likeliest. Ask which one agrees best with all that the model might have said.
 #
-# One odd text may be likelier than each of a hundred good ones that differ only in a word. *Minimum-Bayes-risk* decoding (Kumar and Byrne 2004; with samples, Eikema and Aziz 2020) lets them vote. Let $u(h, y)$ say how good $h$ would be if $y$ were the reference. We choose the text that is best on average:
+# *Minimum-Bayes-risk* decoding (Kumar and Byrne 2004; with samples, Eikema and Aziz 2020) lets them vote. Let $u(h, y)$ say how good $h$ would be if $y$ were the reference. We choose the text that is best on average:
 #
 # $$\hat y = \arg\max_h \; \mathbb{E}_{y \sim p(\cdot \mid x)}\, u(h, y) \;\approx\; \arg\max_{h \in C} \frac{1}{|C|} \sum_{y \in C} u(h, y), \qquad C \text{ drawn from the model}$$
 #
-# As $u$ we take chrF, which compares runs of letters (chapter 10).
+# As $u$ we take chrF, which compares runs of letters (chapter 10). **Your turn.** Write the vote.
 
 
 # %%
@@ -702,50 +732,57 @@ def sentence_chrf(text: str, reference: str) -> float:
     return CHRF().sentence_score(text, [reference]).score
 
 
+# %% tags=["yours"]
 def mbr_choice(candidates: Sequence[str], utility: Callable[[str, str], float]) -> str:
-    """The highest mean utility, each candidate once the reference; drawn twice, it counts twice."""
-    counts = Counter(list_of_texts("candidates", candidates, some=True))
-    return max(counts, key=lambda c: sum(n * utility(c, other) for other, n in counts.items()))
+    """The candidate h of the highest mean `utility(h, y)` over all candidates y.
 
+    A text that was drawn twice counts twice as y.
+    """
+    counts = Counter(candidates)
+    return max(counts, key=lambda h: sum(n * utility(h, y) for y, n in counts.items()))
 
-# %% [markdown]
-# **Predict.** "a dog sleeps" is the phrase book's likeliest text. Which text agrees best with all others, in 2,000 draws?
 
 # %%
-many, draw = torch.full((2_000, 1), EOS), drawer(generator=torch.Generator().manual_seed(0))
-draws, _ = write_one_by_one(book, many, 10, draw)  # (2000, T)
-drawn = [book.text(until_end(row)[:-1]) for row in draws.tolist()]
-for text in ("a dog sleeps", mbr_choice(drawn, sentence_chrf)):
-    agreement = sum(sentence_chrf(text, other) for other in drawn) / len(drawn)
-    print(f"drawn {drawn.count(text)} times, mean chrF {agreement:.1f}: {text}")
+assert mbr_choice(["y", "h"], lambda h, y: (h, y) == ("h", "y")) == "h", "h is judged by y"
+assert mbr_choice(["a", "b", "b"], lambda h, y: h == y) == "b", "what is drawn twice counts twice"
 
 # %% [markdown]
-# "The dog is sleeping" is longer, and shares more letters with the others.
-#
-# On real captions, with samples at τ = 0.6:
+# Ten draws of the real model for a caption of chapter 7. **Predict.** Which of the texts in the rows will win?
 
 # %%
-pd.DataFrame(record["mbr"])[["samples", "bleu", "chrf2"]]
+german = quoted[24][0]  # Leute Reparieren das Dach eines Hauses.
+draw = drawer(0.6, generator=torch.Generator().manual_seed(0))
+drawn = texts_by_cache(trained, [german] * 10, draw)
+agreement = torch.tensor([[sentence_chrf(h, y) for y in drawn] for h in drawn])  # (10, 10)
+assert drawn.index(mbr_choice(drawn, sentence_chrf)) == agreement.mean(dim=1).argmax()
+searching.agreement_chart(agreement, drawn)
 
 # %% [markdown]
-# One such sample has 38 BLEU; the one that agrees best with all 32 has 42.3. As far as 300 captions can tell, this is the level of a beam of 5 with α = 0.6. The price is 32 texts and up to 32² comparisons per sentence.
+# *Are fixing* wins, drawn twice. *Rowing* and *eating* share *the roof of a house* with the rest, but their verb with none. All 300 captions, from the record:
+
+# %%
+ways = pd.concat([pd.DataFrame(record["sampling"]), pd.DataFrame(record["mbr"])])
+ways = ways.fillna({"temperature": record["mbr_temperature"], "top_p": 1.0, "samples": 1})
+ways[["temperature", "top_p", "samples", "bleu", "chrf2"]]
+
+# %% [markdown]
+# Greedy decoding has 41.2 BLEU, so a plain draw costs 14. The nucleus brings 6 of them back, a low temperature nearly all. Single draws at τ = 0.6 have 38; the vote of 32 has 42.3, the level of a beam of 5 with α = 0.6, as far as 300 captions can tell. The price: 32 texts and up to 32² comparisons a sentence.
 #
 # ## Summary
 #
 # - Greedy decoding can't go back. Beam search keeps K prefixes.
 # - Likelihood favours short outputs; a length penalty balances that.
-# - A wider beam finds likelier texts. Too wide a beam can do harm; on our captions we hardly see it.
+# - The empty text wins where the model is lost. On our captions that is rare.
+# - In training mode a model translates fluently, worse, and differently each time.
 # - A cache keeps keys and values, so a step computes only one token.
-# - One draw costs BLEU; the draw that agrees best with the others doesn't, from about 16 draws on.
+# - One draw costs BLEU. The draw that agrees best with 16 or 32 doesn't.
 #
 # ## What the paper did that we don't
 #
-# - A beam of 4 with α = 0.6 *of Wu et al.'s penalty*. We divide by $T^\alpha$.
+# - Its length penalty is Wu et al.'s.
 # - It limits an output to its source's length plus 50.
 #
 # ## Exercises
-#
-# `check(f)` is silent when your function is right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · A phrase book that misleads
 #
@@ -767,7 +804,7 @@ check(misleading_table)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# A prefix only loses probability as it grows: one less likely than a *finished* text can't win. With this, a search finds the likeliest text exactly. Write `likeliest_text(model, src, max_len)` for one source (1, S), without dropout. A text ends with `</s>`, or is cut at `max_len` tokens. Always continue the likeliest open prefix. `solution("likeliest_text")` shows ours.
+# A prefix only loses probability as it grows: one less likely than a *finished* text can't win. So a search can be exact. Write `likeliest_text(model, src, max_len)` for one source (1, S), without dropout. A text ends with `</s>`, or is cut at `max_len` tokens. Always continue the likeliest open prefix. `solution("likeliest_text")` shows ours.
 
 
 # %%
@@ -777,22 +814,6 @@ def likeliest_text(model: EncoderDecoder, src: Tensor, max_len: int) -> Hypothes
 
 
 check(likeliest_text)
-
-# %% [markdown]
-# ### Exercise 3 · Near the best
-#
-# *code · difficulty ●○○ · worth ●●○ · 10 minutes*
-#
-# *Min-p* sampling (Nguyen et al. 2024) keeps the tokens with at least a given share of the likeliest one's probability. Write `near_the_best(log_probs, share, temperature)`: log-probabilities (B, V) to the probabilities (B, V) that are drawn from. The temperature comes first. `solution("near_the_best")` shows ours.
-
-
-# %%
-def near_the_best(log_probs: Tensor, share: float, temperature: float = 1.0) -> Tensor:
-    """(B, V) to (B, V): what is drawn from, the tokens with enough of the best one's probability."""
-    ...
-
-
-check(near_the_best)
 
 # %% [markdown]
 # Next: [Chapter 9 · The training run](ch09_training_run.ipynb)

@@ -66,6 +66,7 @@ from scripts.ch08_decoding import (
     NEXT_WORD,
     CopiedCache,
     beam_by_hand,
+    likeliest,
     until_end,
     write_one_by_one,
 )
@@ -113,7 +114,7 @@ going = torch.tensor([True, False, True, True, False, False, True])
 print("going on:", going.nonzero().squeeze(1).tolist(), " new batch:", close_gaps(going).tolist())
 
 # %% [markdown]
-# In the loop below, `live` and the last `if` are new since chapter 8's `write_one_by_one`.
+# In the loop below, `live` and the last `if` are new since chapter 8's `write_one_by_one`. And `choose` sees the decoding and its last positions, since fast choices don't compute all logits.
 
 # %%
 ALMOST = 0.9  # a batch is packed again when no more than this share of it is unfinished
@@ -161,25 +162,39 @@ trained = load_model(ROOT / "models" / "sample-de-en")
 sources = [source_ids(german, trained.tokenizer) for german in sentences]
 
 
+class ShrinkingCache(CopiedCache):
+    """Chapter 8's cache, out of which sources can be taken."""
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Read one token for each source, (B, 1): the logits of the next one, (B, V)."""
+        return super().step(tokens.flatten())
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with the sources numbered rows (N,) alone."""
+        self.past, self.cross = self.past[:, :, rows], self.cross[:, :, rows]
+        self.src_mask = self.src_mask[rows]
+
+
 def watched(
-    way: Callable, trained: Trained, sources: Sequence[Sequence[int]]
+    leave: bool, trained: Trained, sources: Sequence[Sequence[int]]
 ) -> tuple[list[list[int]], list[Tensor]]:
-    """What `way` writes for encoded sources, greedily, and the rows (N, D) of each step."""
+    """What a loop writes for encoded sources, greedily, and the rows (N, D) of each step."""
     src, seen = pad_rows(sources), []
-
-    def choose(decoding: CopiedCache, x: Tensor) -> tuple[Tensor, None]:
-        seen.append(x)
-        return decoding.logits(x).argmax(dim=-1), None
-
+    max_len, generator = 2 * src.size(1) + 10, trained.model.generator
+    hook = generator.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():
-        decoding = CopiedCache(trained.model, src, padding_mask(src))
-        ids, _ = way(decoding, src, 2 * src.size(1) + 10, choose)
+        cache = ShrinkingCache(trained.model, src, padding_mask(src))
+        if leave:
+            ids, _ = write_and_leave(cache, src, max_len, lambda _, logits: likeliest(logits))
+        else:
+            ids, _ = write_one_by_one(cache.step, src, max_len, likeliest)
+    hook.remove()
     return [until_end(row) for row in ids.tolist()], seen
 
 
 # %%
-plain_texts, all_stay = watched(write_one_by_one, trained, sources)
-texts, they_leave = watched(write_and_leave, trained, sources)
+plain_texts, all_stay = watched(False, trained, sources)
+texts, they_leave = watched(True, trained, sources)
 assert texts == plain_texts  # the same translations
 needed = sum(map(len, texts))
 per_step = {"all stay": list(map(len, all_stay)), "they leave": list(map(len, they_leave))}
@@ -202,7 +217,7 @@ table = {}
 for order, rows in orders.items():
     batches = [rows[i : i + 16] for i in range(0, len(rows), 16)]
     padded = sum(len(batch) * max(map(len, batch)) for batch in batches)
-    steps = [x for batch in batches for x in watched(write_and_leave, trained, batch)[1]]
+    steps = [x for batch in batches for x in watched(True, trained, batch)[1]]
     table[order] = {
         "rows of the decoder": f"{sum(map(len, steps)):,}",
         "steps": len(steps),
@@ -229,7 +244,7 @@ pd.DataFrame(table)
 #
 # > **In short.** After each step of a beam, the survivors change places. Don't move their pasts: let each survivor look only at its ancestors.
 #
-# `CopiedCache.follow` copies the whole cache into the new order. But no key or value has changed, only *whose* it is. So all K prefixes of a sentence share one memory of L tokens, K more at each step, and nothing in it moves. Beside it we keep `ancestors` (B, K, L): does this token belong to that prefix's past? A new token is its own ancestor. A prefix that continues another takes over that one's row.
+# Chapter 8's cache would have to be copied into the new order. But no key or value has changed, only *whose* it is. So all K prefixes of a sentence share one memory of L tokens, K more at each step, and nothing in it moves. Beside it we keep `ancestors` (B, K, L): does this token belong to that prefix's past? A new token is its own ancestor. A prefix that continues another takes over that one's row.
 
 
 # %%
@@ -447,10 +462,10 @@ LATE: dict[str, dict[str, float]] = {
 }
 
 # %%
-found, weighed = beam_by_hand(LATE, beam=2)
-unfinished = weighed[weighed["fate"] == "kept"].iloc[-1]
+found, steps = beam_by_hand(LATE, beam=2)
 print("found:", [(" ".join(words), round(p, 2)) for words, p in found])
-print("still being written:", " ".join(unfinished["words"]), f"({unfinished['p']:.2f})")
+(words, p), *_ = steps[-1][2]  # the prefixes when it stopped
+print("still being written:", " ".join(words), f"({p:.2f})")
 best_text, best_p = every_sentence(LATE)[0]
 print("best of all:", " ".join(best_text), f"({best_p:.2f})")
 

@@ -559,7 +559,8 @@ def sample_texts(
     nothing = torch.empty(count, 0, dtype=torch.int64, device=device)  # (B, 0): no source
     draw = drawer(temperature, generator=torch.Generator(device).manual_seed(seed))
     with dropout_off(model), torch.no_grad():
-        return write_and_leave(StackDecoding(model), nothing, max_len, draw)[0]
+        choose = lambda decoding, x: draw(decoding.logits(x))  # noqa: E731
+        return write_and_leave(StackDecoding(model), nothing, max_len, choose)[0]
 
 
 # %%

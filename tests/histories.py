@@ -7,7 +7,6 @@ from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import pad_rows
-from scripts.ch08_decoding import CopiedCache
 
 
 class PrefixDecoding:
@@ -38,7 +37,7 @@ class PrefixDecoding:
 
 
 @torch.no_grad()
-def history_gap(model: EncoderDecoder, kind: type = CopiedCache, steps: int = 6) -> float:
+def history_gap(model: EncoderDecoder, kind: type, steps: int = 6) -> float:
     """The largest difference between log-probabilities with and without a cache.
 
     Prefixes change places after every step, and after the third one a sentence is dropped.

@@ -52,7 +52,7 @@ def test_chapters_check_each_exercise_and_say_how_hard_it_is_but_show_no_answer(
         assert re.search(rf"^check\({name}\)$", texts[chapter], re.MULTILINE)
         assert f'`solution("{name}")`' in texts[chapter]
     for text in map(texts.get, NAMES.values()):
-        assert text.count("\n# ### Exercise ") == len(re.findall(WORTH, text)) >= 3
+        assert text.count("\n# ### Exercise ") == len(re.findall(WORTH, text)) >= 2
         assert not re.search(r"^solution\(", text, re.MULTILINE)
 
 
@@ -88,10 +88,6 @@ FACTS = {  # arguments, and what our solution should give, from elsewhere
     "reversed_target": ((torch.tensor([[5, 6, 3, 0]]),), torch.tensor([[2, 6, 5, 3, 0]])),
     "first_shift": (("a\nb\n\u2028\n",), 2),
     "wasted_scores": (([1, 2, 10, 10], [[0, 1], [2, 3]]), 3 / 208),
-    "near_the_best": (
-        (torch.tensor([[0.4, 0.3, 0.1]]).log(), 0.2, 0.5),
-        torch.tensor([[0.64, 0.36, 0]]),
-    ),
     "mean_over_ranks": (([Q[0], Q[1:].mean(0)], [1, 3]), Q.mean(0)),
     "sign_test": (([5] * 12, [6] * 8 + [4] * 2 + [5] * 2), 112 / 1024),
     "many_references": ((CAPTIONS, REFERENCES), SACREBLEU),

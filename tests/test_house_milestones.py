@@ -16,15 +16,21 @@ FAULTS = [
     ("MultiHeadedAttention", "merge_heads(x)", "x.flatten(2).view_as(query)", "repeats itself"),
     ("DecoderLayer", "(x, memory, memory, src_mask)", "(x, x, x)", "the same, whatever it reads"),
     ("LayerNorm", "correction=0", "correction=1", "The same words, but not the same numbers."),
+    ("greedy_decode", "ended |= token == EOS", "ended |= token == token[0]", "stops too early"),
+    (
+        "beam_step",
+        "scores.unsqueeze(-1) + log_probs",
+        "log_probs",
+        'it says "tired" where ours says "small"',
+    ),
+    ("beam_step", "2 * K", "K", "The same words, but not the same numbers."),
     ("LayerNorm", "torch.rsqrt(variance", "torch.sqrt(-variance", "no number (NaN)"),
 ]
 
 
 def part(name, old="", new=""):
     """A chapter's definition, as if a reader had written it with `new` in place of `old`."""
-    for home in map(
-        importlib.import_module, (f"scripts.{p.stem}" for p in [*CHAPTERS[1:5], CHAPTERS[10]])
-    ):
+    for home in map(importlib.import_module, (f"scripts.{p.stem}" for p in CHAPTERS[1:11])):
         if getattr(getattr(home, name, None), "__module__", "") == home.__name__:
             text = inspect.getsource(getattr(home, name))
             assert old in text
@@ -38,9 +44,10 @@ def test_what_is_right_translates_as_ours_does(dtype, capsys):
     torch.set_default_dtype(dtype)
     runs_on(*map(part, ("attention", "MultiHeadedAttention", "LayerNorm", "make_model")))
     runs_on(part("EncoderLayer"), DecoderLayer=part("DecoderLayer"))
+    runs_on(*map(part, ("greedy_decode", "beam_step", "beam_search")))
     said = capsys.readouterr().out
-    assert said.count("The same words, and the same numbers.") == 2
-    assert said.count("A brown dog is playing in the garden.") == 4
+    assert said.count("The same words, and the same numbers.") == 3
+    assert said.count("A brown dog is playing in the garden.") == 6
 
 
 @pytest.mark.parametrize(("name", "old", "new", "symptom"), FAULTS)

@@ -19,7 +19,6 @@ from scripts.ch08_decoding import (
     dropout_off,
     hypothesis,
     next_log_probs,
-    sharpened,
 )
 
 
@@ -79,21 +78,3 @@ def likeliest_text(model: nn.Module, src: Tensor, max_len: int) -> Hypothesis:
             log_probs = next_log_probs(model, memory, None, src.new_tensor([[BOS, *ids]]))  # (1, V)
             for token, log_prob in enumerate(log_probs[0].tolist()):
                 heappush(prefixes, (cost - log_prob, (*ids, token)))
-
-
-LOG_PROBS = torch.tensor([[0.5, 0.25, 0.15, 0.1], [0.3, 0.25, 0.25, 0.2]]).double().log()  # (B, V)
-
-
-@exercise(
-    lambda: [(LOG_PROBS, 0.4), (LOG_PROBS[:1], 0.22, 0.5)],
-    "not the probabilities of the tokens with at least `share` of the likeliest one's",
-    "the bound is not `share` alone: it is `share` of the likeliest token's probability",
-    lambda lp, share, T=1.0: near_the_best(lp, share / sharpened(lp, T).amax(-1, keepdim=True), T),
-    "the temperature comes before the cut, not after",
-    lambda lp, share, T=1.0: sharpened(near_the_best(lp, share).log(), T),
-)
-def near_the_best(log_probs: Tensor, share: float, temperature: float = 1.0) -> Tensor:
-    """(B, V) to (B, V): tokens with at least `share` of the likeliest one's probability."""
-    p = sharpened(log_probs, temperature)
-    p = p.masked_fill(p < share * p.amax(dim=-1, keepdim=True), 0.0)
-    return p / p.sum(dim=-1, keepdim=True)

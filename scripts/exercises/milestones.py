@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import torch
 
+from scripts import ch08_decoding
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch06_training import BOS, EOS
@@ -27,11 +28,15 @@ GERMAN = (  # of different lengths, so that there are pads; the last one stumble
     "Ein alter Mann repariert vor seinem Haus ein Fahrrad.",
     "Eine Frau, die einen Hut trägt, malt ein Bild von einem Baum.",
 )
+TYPO = "Ein keiner Hund springt ins Wasser."  # greedy decoding and a beam differ on it
+BEAM_PARTS = {"beam_search", "beam_step", "rows_of"}  # with one of them, a beam of 4 translates
 HOMES = (  # where the model is put together, from parts that are found by their names
     "ch01_attention",
     "ch02_multi_head_attention",
     "ch03_embeddings_and_positions",
     "ch04_encoder_decoder",
+    "ch06_training",
+    "ch08_decoding",
     "core.settings",
 )
 
@@ -78,6 +83,13 @@ def mean_probability(trained: Trained, texts: list[str]) -> float:
     return torch.cat(given).mean().item()
 
 
+def mean_log_prob(trained: Trained) -> float:
+    """What the beam search itself says of its four texts for `TYPO`, on average."""
+    src = torch.tensor([source_ids(TYPO, trained.tokenizer)])  # (1, S)
+    hypotheses = ch08_decoding.beam_search(trained.model, src, None, 30, beam=4)[0]
+    return sum(h.log_prob for h in hypotheses) / len(hypotheses)
+
+
 def verdict(yours: list[str], ours: list[str], probability: float, expected: float) -> str:
     """One sentence: what the reader's parts do to the translations."""
     if math.isnan(probability):
@@ -99,23 +111,34 @@ def verdict(yours: list[str], ours: list[str], probability: float, expected: flo
 def runs_on(*parts: Callable, **named: Callable) -> None:
     """Translates with your functions or classes in place of those of the same name, or of `named`.
 
-    The model is chapter 9's, with its trained weights. Prints your translations beside ours, and
+    The model is chapter 9's, with its trained weights; a part of the beam search makes it translate
+    with a beam of 4, otherwise it is greedy. Prints your translations beside ours, and
     what yours does wrong, if it does. Raises ValueError if a name is unknown or weights don't fit.
     """
-    trained = fitted()
-    ours = plain_translate(trained, GERMAN)
-    expected = mean_probability(trained, ours)
-    with standing_in({part.__name__: part for part in parts} | named):
+    named = {part.__name__: part for part in parts} | named
+    beam, sentences, what = 1, GERMAN, "probability of our translations' tokens"
+    if named.keys() & BEAM_PARTS:
+        beam, sentences, what = 4, (*GERMAN, TYPO), "log p of the last one's four hypotheses"
+
+    def run() -> tuple[Trained, list[str]]:
         trained = fitted()
-        yours = plain_translate(trained, GERMAN)
-        probability = mean_probability(trained, ours)
-    for german, text, right in zip(GERMAN, yours, ours, strict=True):
+        return trained, ch08_decoding.plain_translate(trained, sentences, beam)
+
+    def number(trained: Trained) -> float:
+        return mean_log_prob(trained) if beam > 1 else mean_probability(trained, ours)
+
+    trained, ours = run()
+    expected = number(trained)
+    with standing_in(named):
+        trained, yours = run()
+        probability = number(trained)
+    for german, text, right in zip(sentences, yours, ours, strict=True):
         print(german)
         print("  yours:", text if len(text) < 90 else f"{text[:90]} …")
         print("  ours: ", right)
     print(verdict(yours, ours, probability, expected))
     numbers = f"{probability:.3f} by yours, {expected:.3f} by ours"
-    print(f"Mean probability of our translations' tokens: {numbers}.")
+    print(f"Mean {what}: {numbers}.")
 
 
 def scores_with(bleu_parts: Callable) -> None:

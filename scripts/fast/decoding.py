@@ -1,8 +1,8 @@
 """A decoding in progress that computes each token once, fast on a CPU.
 
-It has the four methods of chapter 8's `CopiedCache` (`step`, `logits`, `follow`, `keep`), and tests
-hold them equal. What can be done once is done before the first step; a beam's prefixes share one
-cache, and a family tree says which entries each prefix sees. `fast.searching` searches with it.
+Tests hold it equal to chapter 8's whole prefixes. What can be done once is done before the first
+step; a beam's prefixes share one cache, and a family tree says which entries each prefix sees.
+`fast.searching` searches with it.
 """
 
 import functools
@@ -261,7 +261,7 @@ def made_ready(model: nn.Module | PreparedModel, precision: str = "float32") -> 
 
 
 class CachedDecoding:
-    """A decoding that computes each token once: the same methods as chapter 8's `CopiedCache`."""
+    """A decoding that computes each token once: what chapter 8's `CopiedCache` does."""
 
     def __init__(self, model: EncoderDecoder | PreparedModel, src: Tensor, src_mask: Tensor | None):
         self.model = made_ready(model)

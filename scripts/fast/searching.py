@@ -53,7 +53,8 @@ def cached_sample(
     model: nn.Module, src: Tensor, src_mask: Tensor | None, max_len: int, *draws: Any, **named: Any
 ) -> tuple[Tensor, Tensor]:
     """Texts by chapter 8's `drawer`, which takes what follows, and their log-probabilities."""
-    return cached_texts(model, src, src_mask, max_len, drawer(*draws, **named))
+    draw = drawer(*draws, **named)
+    return cached_texts(model, src, src_mask, max_len, lambda decoding, x: draw(decoding.logits(x)))
 
 
 class Search:

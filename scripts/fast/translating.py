@@ -88,7 +88,7 @@ class DecodeOptions:
         if not self.sample:
             return partial(cached_beam_search, beam=self.beam, alpha=self.alpha, exact=self.exact)
         generator = torch.Generator(device).manual_seed(self.seed)
-        draws = (self.temperature, self.top_k, self.top_p, generator)
+        draws = (self.temperature, self.top_k or 0, self.top_p or 1.0, generator)
 
         def draw(model, src, src_mask, max_len):
             ids, log_probs = cached_sample(model, src, src_mask, max_len, *draws)

@@ -21,7 +21,6 @@ import torch
 from scripts.book.command import Command
 from scripts.book.figures.speed import speed_frame
 from scripts.book.records import provenance, save_record
-from scripts.ch01_attention import padding_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch07_multi30k import pad_rows
 from scripts.ch08_decoding import best_ids
@@ -48,8 +47,7 @@ def textbook(trained: Trained, rows: Rows, beam: int) -> Rows:
     size = 64 if beam == 1 else 32
     for start in range(0, len(rows), size):
         src = pad_rows(rows[start : start + size])  # (B, S)
-        limit = min(MAX_LEN, 2 * src.size(1) + 10)
-        texts += best_ids(trained.model, src, padding_mask(src), limit, beam)
+        texts += best_ids(trained.model, src, beam)
     return texts
 
 

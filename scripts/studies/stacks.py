@@ -16,7 +16,6 @@ from torch import Tensor
 
 from scripts.ch06_training import BOS, PAD, Batch, LabelSmoothing
 from scripts.ch07_multi30k import Example, source_ids
-from scripts.ch08_decoding import decode_rows
 from scripts.ch12_going_fast import Layout
 from scripts.ch17_small_gpt import Asked, OneStack, make_stack
 from scripts.ch18_one_stack import AfterSource, asked_pairs, stack_greedy
@@ -27,6 +26,7 @@ from scripts.core.scores import corpus_bleu
 from scripts.core.settings import TrainConfig
 from scripts.fast.fast import FastPath, switches_for
 from scripts.fast.searching import cached_greedy
+from scripts.fast.translating import search_rows
 from scripts.studies.rows import one_run
 from scripts.studies.runner import Plan, Run, study_command
 
@@ -126,7 +126,8 @@ def greedy_bleu(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
     """BLEU on the validation split, greedy, by the row's own search if it has one."""
     sources, references = zip(*data.corpus["val"], strict=True)
     rows = [source_ids(source, trained.tokenizer) for source in sources]
-    texts = decode_rows(trained, rows, getattr(row, "search", cached_greedy))
+    search = getattr(row, "search", cached_greedy)
+    texts = [trained.tokenizer.decode(ids) for ids in search_rows(trained.model, rows, search)]
     return {"bleu": round(corpus_bleu(texts, references).score, 2)}
 
 
