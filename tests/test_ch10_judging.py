@@ -90,7 +90,7 @@ def dealt(first: list[str], second: list[str], coins: np.ndarray) -> tuple[list[
 
 def test_p_agrees_with_swapping_the_texts_themselves():
     references, first, second = made_up(12, (0.2, 0.15), 3)
-    ours = paired_difference(first, second, references, trials=60, samples=5, seed=7)
+    ours = paired_difference(first, second, references, tosses=60, draws=5, seed=7)
     rng = np.random.default_rng(7)
     drawn = rng.choice(12, size=(5, 12))  # the draws of the sentences come first
     tosses = rng.integers(2, size=(60, 12))
@@ -114,7 +114,7 @@ def test_p_agrees_with_swapping_the_texts_themselves():
 def test_a_system_does_not_differ_from_itself(pairs):
     texts = [english for _, english in pairs[:10]]
     for outputs in ([""] * 10, [text[:9] for text in texts]):
-        itself = paired_difference(outputs, outputs, texts, trials=50, samples=20)
+        itself = paired_difference(outputs, outputs, texts, tosses=50, draws=20)
         assert itself.p == 1.0 and itself.difference == itself.low == itself.high == 0
     with pytest.raises(ValueError, match="not 9 outputs and 10 references"):
         paired_difference(texts, texts[1:], texts)

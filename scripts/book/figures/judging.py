@@ -20,14 +20,14 @@ def ingredient_chart(
 
     The rows in `differing` are marked as those that differ from the recipe by more than seeds do.
     """
-    order = list(record["rows"])
-    runs = [(name, run) for name, row in record["rows"].items() for run in row["runs"]]
-    runs = [(name, run["seed"], run["best"]) for name, run in runs]
-    frame = pd.DataFrame(runs, columns=["changed", "seed", "BLEU"])
-    kinds = ["the recipe", "differs from it", "no clear difference"]
-    kind_of = {name: kinds[1 if name in differing else 2] for name in order}
-    frame["kind"] = frame["changed"].map(kind_of | {"the recipe": kinds[0]})
-    recipe = frame.loc[frame["changed"] == "the recipe", "BLEU"]
+    runs, kinds = [], ["the recipe", "differs from it", "no clear difference"]
+    for name, row in record["rows"].items():
+        kind = kinds[0 if name == kinds[0] else 1 if name in differing else 2]
+        label = f"{name} ({len(row['runs'])})"
+        runs += [(label, run["seed"], run["best"], kind) for run in row["runs"]]
+    frame = pd.DataFrame(runs, columns=["changed", "seed", "BLEU", "kind"])
+    order = [*frame["changed"].unique()]
+    recipe = frame.loc[frame["kind"] == kinds[0], "BLEU"]
     spread = pd.DataFrame({"low": [recipe.min()], "high": [recipe.max()]})
     ends = [math.floor(frame["BLEU"].min() - 0.5), math.ceil(frame["BLEU"].max() + 0.5)]
     place = {"scale": alt.Scale(domain=ends, nice=False, zero=False), "axis": alt.Axis(tickCount=8)}
@@ -47,9 +47,8 @@ def ingredient_chart(
     return titled(
         drawn.properties(width=440, height=26 * len(order)),
         title,
-        "Each point is a run; the band spans the recipe's own seeds. Differs: its p passes a "
-        f"stricter bar, for {len(order) - 1} tests. Narrow model, "
-        f"{record['config']['epochs']} epochs.",
+        "Each point is a run (in parentheses, how many); the band spans the recipe's own. Diamonds "
+        f"pass Holm's test of {len(order) - 1}. Narrow model, {record['config']['epochs']} epochs.",
         wrap=78,
     )
 
@@ -136,11 +135,10 @@ def binned(values: Collection[float], step: float) -> pd.DataFrame:
 
 
 def swap_chart(swaps: Collection[float], difference: float) -> alt.TopLevelMixin:
-    """The differences after ten, a hundred and all of the tosses; the measured one is marked."""
-    panels = {f"{n:,} tosses": binned(swaps[:n], 0.1) for n in (10, 100, len(swaps))}
-    marks = {name: [(difference, f"{difference:+.2f}, measured", "center")] for name in panels}
+    """The differences after the tosses; the measured one is marked."""
+    marks = {"": [(difference, f"{difference:+.2f}, measured", "center")]}
     x_title = "BLEU of the beam minus BLEU of greedy decoding, after swaps"
-    return histograms(panels, 0.1, x_title, marks, "tosses", height=70)
+    return histograms({"": binned(swaps, 0.1)}, 0.1, x_title, marks, "tosses", height=110)
 
 
 def chance_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
@@ -158,9 +156,25 @@ def chance_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 
 
 def p_chart(p_of_equals: Mapping[str, Collection[float]]) -> alt.TopLevelMixin:
-    """For each test, how often it gives each p, in steps of 0.05, and how many are at most 0.05."""
+    """For each test, how often it gives each p, in steps of 0.05, and how many are at most 0.05.
+
+    The line is at 5% of the pairs.
+    """
     panels = {}
     for name, values in p_of_equals.items():
         alarms = sum(p <= 0.05 for p in values) / len(values)
-        panels[f"{name}: {alarms:.0%} at most 0.05"] = binned([p - 1e-9 for p in values], 0.05)
-    return histograms(panels, 0.05, "p", {}, "pairs", height=54)
+        label = f"{name}: {alarms:.0%} at most 0.05"
+        panels[label] = binned([p - 1e-9 for p in values], 0.05)
+    frame = pd.concat(panels, names=["test"]).reset_index(level="test")
+    base = alt.Chart(rounded(frame.assign(to=frame["from"] + 0.05)))
+    color = alt.when("datum.to < 0.06").then(alt.value(PALETTE[1])).otherwise(alt.value(PALETTE[0]))
+    columns = base.mark_bar(binSpacing=1).encode(
+        alt.X("from:Q", bin="binned", title="p").scale(domain=[0, 1], nice=False),
+        alt.Y("count:Q", title="pairs").axis(tickCount=3),
+        x2="to:Q",
+        color=color,
+    )
+    level = base.mark_rule(color=INK, strokeDash=[5, 4]).encode(y=alt.datum(0.05 * len(values)))
+    header = alt.Header(title=None, labelAnchor="start", labelFontSize=13)
+    layers = alt.layer(columns, level).properties(width=460, height=54)
+    return layers.facet(alt.Facet("test:N", sort=list(panels), header=header), columns=1)
