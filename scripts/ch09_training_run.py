@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §5 (training), §6.1 (averaged checkpoints) |
-# | Time | 20 minutes to read, 60 with the code; half a minute to run on a CPU |
+# | Time | 20 minutes to read, 60 with the code; 40 seconds to run on a CPU |
 # | Before, after | [Chapter 8 · Decoding](ch08_decoding.ipynb) · [Chapter 10 · Judging](ch10_judging.ipynb) |
 #
 # *If you read only three cells:* the table of *A translator is born*, the class `Trainer`, the kill in *Killed in the middle*.
