@@ -11,31 +11,28 @@ import torch
 from conftest import MODULES
 from tiny import RUN, few_pairs
 
+from scripts import ch09_training_run as ch09
 from scripts.book.records import load_record
-from scripts.ch06_training import BOS
-from scripts.ch07_multi30k import Example
 from scripts.ch09_training_run import (
+    TINY,
+    Run,
     Trainer,
+    all_weights,
     average_checkpoints,
     killed_run,
-    same_state,
-    short_captions,
-    tiny_trainer,
 )
 from scripts.core.checkpoints import newest_state, save_tensors, weights
-from scripts.core.data import TrainingData
 from scripts.core.settings import PRESETS, stored_config
 from scripts.fast.run import fit
 
 
-def test_short_captions_keeps_pairs_and_their_ids_together():
-    pairs = [("ein zwei drei", "c"), ("ein", "a"), ("ein zwei", "b"), ("eins", "d")]
-    examples = [Example([n], [BOS, n]) for n in range(4)]
-    data = TrainingData(dict.fromkeys(("train", "val", "test"), pairs), None, examples, examples)
-    few = short_captions(data, most=2, held_out=2)
-    assert [e.src[0] for e in few.train] == [1, 2, 3]
-    assert [e.src[0] for e in few.val] == [1, 2]
-    assert few.corpus == {"val": pairs[1:3], "test": pairs[1:3]}
+def test_a_worse_model_does_not_replace_the_best(tmp_path, monkeypatch):
+    """Here the second epoch translates worse than the first."""
+    rows, kept = iter([{"val_bleu": 2.0}, {"val_bleu": 1.0}]), []
+    monkeypatch.setattr("scripts.ch09_training_run.validate", lambda *_: next(rows))
+    monkeypatch.setattr("scripts.ch09_training_run.save_model", lambda *_: kept.append("model"))
+    Trainer(RUN, few_pairs(), tmp_path).fit()
+    assert kept == ["model"]
 
 
 @pytest.mark.parametrize(("step", "dropout"), [("textbook", 0.1), ("eager", 0.0)])
@@ -53,24 +50,18 @@ def test_the_engine_takes_the_trainers_steps(tmp_path, step, dropout):
         assert weight.equal(stored[f"model.{name}"]), name
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """The tiny run, which nothing happens to."""
-    trainer = tiny_trainer(tmp_path_factory.mktemp("straight"))
-    trainer.fit()
-    return trainer
-
-
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is a matter of POSIX")
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.audit)])
-def test_killed_at_random_moments_it_ends_with_the_same_bits(straight, tmp_path, kills):
-    luck = random.Random(kills)
+def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills):
+    luck, data = random.Random(kills), ch09.few_pairs()
     for _ in range(kills):
-        assert killed_run(tmp_path, luck.uniform(0.0, 0.03)).returncode == -signal.SIGKILL
-    resumed = tiny_trainer(tmp_path)
+        assert killed_run(tmp_path, luck.uniform(0.0, 0.03)) == -signal.SIGKILL
+    straight, resumed = Run(TINY, data), Trainer(TINY, data, tmp_path)
+    straight.fit()
     assert resumed.resume() and resumed.steps_taken < straight.steps_taken
     resumed.fit()
-    assert same_state(resumed, straight)
+    assert all_weights(resumed).equal(all_weights(straight))
+    assert resumed.history == straight.history
 
 
 def test_erratum_23_the_average_of_equals_is_the_same(tmp_path):
