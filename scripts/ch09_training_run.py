@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §5 (training), §6.1 (averaged checkpoints) |
-# | Time | 20 minutes to read, 60 with the code; 40 seconds to run on a CPU |
+# | Time | 20 minutes to read, 60 with the code; 30 seconds to run on a CPU |
 # | Before, after | [Chapter 8 · Decoding](ch08_decoding.ipynb) · [Chapter 10 · Judging](ch10_judging.ipynb) |
 #
 # *If you read only three cells:* the table of *A translator is born*, the class `Trainer`, the kill in *Killed in the middle*.
@@ -122,7 +122,8 @@ def few_pairs(count: int = 300, held_out: int = 4) -> TrainingData:
     return TrainingData(corpus, data.tokenizer, data.train[:count], data.val[:held_out])
 
 
-config, data = (PRESETS["small"], prepare(PRESETS["small"])) if gpu else (toy, few_pairs(1200, 60))
+config = PRESETS["small"] if gpu else toy
+data = prepare(config) if gpu else few_pairs(1200, held_out=60)
 
 # %% [markdown]
 # After each epoch we look at new captions. A loss asks about the next word after a perfect prefix; BLEU asks about a whole sentence of the model's own words. So `validate` computes both, without gradients and dropout.
@@ -164,8 +165,7 @@ class Run:
         self.criterion = LabelSmoothing(config.smoothing)
         adam = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": True}
         self.optimizer = torch.optim.Adam(self.model.parameters(), **adam)
-        self.epoch, self.done = 1, 0  # the epoch in progress, and how many steps of it are done
-        self.steps_taken = 0  # in all epochs
+        self.epoch, self.done, self.steps_taken = 1, 0, 0  # `done` counts this epoch's steps
         self.report = EpochReport()  # sums over the epoch in progress
         self.history: list[dict[str, float]] = []  # a row for each epoch that is over
         total_steps = sum(len(self.plan(1 + i)) for i in range(config.epochs))
@@ -283,7 +283,7 @@ with tempfile.TemporaryDirectory() as folder:
 # - the random generator's state (`torch.get_rng_state()`), from which dropout draws;
 # - the history, by which the best epoch is known, and the sums of the epoch in progress.
 #
-# Before you write the trainer, let a tiny run that nothing interrupts tell where every other has to end. It has dropout: without it training draws no random numbers, and a forgotten generator goes unnoticed.
+# First comes a tiny run that nothing interrupts; an interrupted one has to end where it does. It has dropout, because without it training draws no random numbers, and a forgotten generator goes unnoticed.
 
 
 # %%
@@ -518,7 +518,7 @@ last = pd.DataFrame(record["history"]).val_bleu[-5:]
 print(f"the best of the last five epochs is {last.max() - last.mean():.1f} BLEU above their mean")
 
 # %% [markdown]
-# A maximum flatters. Here the errors were independent. Models that translate the same captions share most of the error, and only what each has alone flatters: if 80% of the variance is shared, $\sqrt{0.2}\cdot 0.9=0.4$. So the real run gained at most 0.3, and a part of it is luck. A test set chose nothing: report its score, taken once, at the end.
+# A maximum flatters. Here the errors were independent. Models that translate the same captions share a part of the error, and only what each has alone flatters: if 80% of the variance is shared, $\sqrt{0.2}\cdot 0.9=0.4$. The real run gained at most 0.3, and a part of it is luck. A test set chose nothing: report its score, taken once, at the end.
 
 # %%
 split = "test_2016_flickr" if gpu else "test"
@@ -564,7 +564,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # > **In short.** Each GPU takes a share of the step's sentences. The gradients must be averaged over tokens, not over processes.
 #
-# Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is $g = \sum_r \nabla L_r \,/ \sum_r n_r$. PyTorch's `DistributedDataParallel` (DDP) replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. The plan follows from seed and epoch, so all processes know it and can count the whole step's tokens. A process that divides by its own $n_r$ makes a mean of means, which in chapter 6 missed the gradient the further, the more uneven the shares. Exercise 1 mends it.
+# Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is $g = \sum_r \nabla L_r \,/ \sum_r n_r$. PyTorch's `DistributedDataParallel` (DDP) replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. The plan follows from seed and epoch, so all processes know it and can count the whole step's tokens. A process that divides by its own $n_r$ makes a mean of means: in chapter 6 it missed the gradient the further, the more uneven the shares were. Exercise 1 mends it.
 #
 # ## The engine does the same, faster
 #
