@@ -40,6 +40,7 @@ COPIES, LONGEST = 4, 12  # a loop: so many copies, one after the other, of at mo
 RECENT = 10  # steps: as far back as Adam's mean of gradients remembers
 BEFORE, BEYOND, EVERY = 60, 30, 5  # steps around the end of the epoch that is looked at
 ORDERS = (1, 2, 3)
+LONG = 5  # steps with long sentences that a control moves
 EXAMPLES = 5
 
 Ids = Sequence[int]
@@ -199,6 +200,18 @@ def last_first(steps: list) -> list:
     return steps[-BEFORE:] + steps[:-BEFORE]
 
 
+def moved(data: TrainingData, among: int, place: int) -> Callable[[list], list]:
+    """An order: of the last `among` steps, the `LONG` with the longest sentences go to `place`."""
+
+    def order(steps: list) -> list:
+        last = sorted(range(len(steps))[-among:], key=lambda i: labels_each(data, steps[i]))
+        chosen = sorted(last[-LONG:])
+        others = [step for i, step in enumerate(steps) if i not in chosen]
+        return others[:place] + [steps[i] for i in chosen] + others[place:]
+
+    return order
+
+
 def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     """The deepest fall of BLEU from one epoch to the next, and what each suspect did to it."""
     data, pairs = run.data, run.data.corpus["val"]
@@ -213,8 +226,10 @@ def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     controls = {
         "other dropout": {"dropout": 1},
         "its last 60 steps first": {"order": last_first},
+        "its long steps first": {"order": moved(data, 20, 0)},
         **{f"another order, {seed}": {"order": shuffled(seed)} for seed in ORDERS},
     }
+    late = {"order": moved(data, steps, steps - LONG - RECENT)}  # as late as in that epoch
     longest = sorted(range(len(pairs)), key=lambda i: len(ids[epoch][i]) - len(ids[epoch - 1][i]))
     return {
         "epoch": epoch,
@@ -222,6 +237,7 @@ def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
         "by a beam of 5": beams,
         "step by step": run.replay(epoch, near),
         "controls": {name: run.replay(epoch, [steps], **c)[0] for name, c in controls.items()},
+        "next epoch, long steps late": run.replay(epoch + 1, [steps], **late)[0],
         "examples": [
             {
                 "source": pairs[i][0],
