@@ -1,0 +1,31 @@
+"""The study of epochs: what counts as a loop, and the orders that its controls train in."""
+
+import pytest
+from tiny import few_pairs
+
+from scripts.studies import epochs
+
+
+@pytest.mark.parametrize(
+    ("ids", "loop"),
+    [
+        ([5, 6, 7, 7, 7, 8], None),  # three copies aren't enough
+        ([5, 6, 7, 7, 7, 7, 3], (2, 1)),
+        ([5, 8, 9, 8, 9, 8, 9, 8, 9, 8], (1, 2)),
+        ([*range(13)] * 4, None),  # what is repeated is too long
+    ],
+)
+def test_a_loop_is_four_copies_and_is_cut_behind_the_first(ids, loop):
+    assert epochs.loop_in(ids) == loop
+    assert epochs.cut_at_loop(ids) == (ids[: sum(loop)] if loop else ids)
+
+
+def test_the_longest_of_the_last_steps_move_and_nothing_is_lost(monkeypatch):
+    monkeypatch.setattr(epochs, "LONG", 2)
+    data = few_pairs()
+    steps = [[[i]] for i in range(8)]
+    lengths = [epochs.labels_each(data, step) for step in steps]
+    first = epochs.moved(data, 4, 0)(steps)
+    assert sorted(first) == steps
+    assert max(lengths[4:]) in [epochs.labels_each(data, step) for step in first[:2]]
+    assert first[2:6] == steps[:4]
