@@ -114,5 +114,6 @@ def fall_chart(rows: Sequence[Mapping[str, float]], end: int) -> alt.VConcatChar
     for name, title in panels.items():
         curve = lines(frame, "step", name, points=True, width=480, height=110)
         y = alt.Y(f"{name}:Q", title=title.split("\n")).scale(zero=False)
+        x = alt.X("step:Q", title=last if name == "bleu" else None).scale(nice=False)
         drawn.append(alt.layer(curve.encode(x, y), mark.encode(x="step:Q")))
     return alt.vconcat(*drawn)
