@@ -24,8 +24,9 @@ def test_the_longest_of_the_last_steps_move_and_nothing_is_lost(monkeypatch):
     monkeypatch.setattr(epochs, "LONG", 2)
     data = few_pairs()
     steps = [[[i]] for i in range(8)]
-    lengths = [epochs.labels_each(data, step) for step in steps]
-    first = epochs.moved(data, 4, 0)(steps)
-    assert sorted(first) == steps
-    assert max(lengths[4:]) in [epochs.labels_each(data, step) for step in first[:2]]
-    assert first[2:6] == steps[:4]
+    chosen = epochs.longest(data, steps, 4)
+    lengths = [epochs.labels_each(data, step) for step in steps[4:]]
+    assert sorted(lengths)[-2:] == sorted(lengths[number - 4] for number in chosen)
+    others = [number for number in range(8) if number not in chosen]
+    expected = [*others[:3], *chosen, *others[3:]]
+    assert epochs.moved(steps, chosen, 3) == [[[number]] for number in expected]

@@ -32,14 +32,14 @@ from scripts.fast.run import trained_to_end, training_of
 from scripts.fast.translating import DecodeOptions, decode_ids
 from scripts.studies.subject import encoded, record_command
 
-SEEDS = (1, 2)
-CONFIG = replace(PRESETS["small"], average=PRESETS["small"].epochs, device="cpu")
+CONFIG = replace(PRESETS["small"], name="epochs", device="cpu")
+CONFIG = replace(CONFIG, average=CONFIG.epochs)  # it keeps the weights of as many
 CAPTIONS = 10  # of test_2016_flickr, whose translations after each epoch are kept
 SETTLED = 5  # from this epoch on a fall of BLEU counts as one
 COPIES, LONGEST = 4, 12  # a loop: so many copies, one after the other, of at most so many pieces
 RECENT = 10  # steps: as far back as Adam's mean of gradients remembers
 BEFORE, BEYOND, EVERY = 60, 30, 5  # steps around the end of the epoch that is looked at
-ORDERS = (1, 2, 3)
+ORDERS = (1, 2)
 LONG = 5  # steps with long sentences that a control moves
 EXAMPLES = 5
 
@@ -123,13 +123,12 @@ class KeepsStates(Training):
 
 
 class Epochs:
-    """A training with one seed, and its model with the weights of any epoch."""
+    """A training, and its model with the weights of any epoch."""
 
-    def __init__(self, seed: int, data: TrainingData):
-        self.config = replace(CONFIG, seed=seed, name=f"epochs-{seed}")
-        self.folder, self.data = runs_folder() / self.config.name, data
-        given = self.config, data, self.folder, bool(saved_states(self.folder))
-        self.training = trained_to_end(*given, kind=KeepsStates if seed == SEEDS[0] else Training)
+    def __init__(self, data: TrainingData):
+        self.folder, self.data = runs_folder() / CONFIG.name, data
+        resume = bool(saved_states(self.folder))
+        self.training = trained_to_end(CONFIG, data, self.folder, resume, kind=KeepsStates)
         self.trained = load_model(self.folder)
 
     def after(self, epoch: int) -> Trained:
@@ -167,7 +166,7 @@ class Epochs:
             old.unlink()
         state = (self.folder / f"after-{epoch - 1:03d}.safetensors").read_bytes()
         write_whole(folder / STATE.format(0), state)
-        training = training_of(self.config, data, folder, resume=True)
+        training = training_of(CONFIG, data, folder, resume=True)
         plan = training.plan
         training.plan = lambda number: (order if number == epoch else list)(plan(number))
         if dropout is not None:
@@ -195,21 +194,18 @@ def shuffled(seed: int) -> Callable[[list], list]:
     return lambda steps: random.Random(seed).sample(steps, len(steps))
 
 
-def last_first(steps: list) -> list:
-    """The last `BEFORE` steps come first, and the others stay in their order."""
-    return steps[-BEFORE:] + steps[:-BEFORE]
+def longest(data: TrainingData, steps: list, among: int) -> list[int]:
+    """Of the last `among` steps, the numbers of the `LONG` with the longest sentences, in order."""
+    by_length = sorted(
+        range(len(steps))[-among:], key=lambda number: labels_each(data, steps[number])
+    )
+    return sorted(by_length[-LONG:])
 
 
-def moved(data: TrainingData, among: int, place: int) -> Callable[[list], list]:
-    """An order: of the last `among` steps, the `LONG` with the longest sentences go to `place`."""
-
-    def order(steps: list) -> list:
-        last = sorted(range(len(steps))[-among:], key=lambda i: labels_each(data, steps[i]))
-        chosen = sorted(last[-LONG:])
-        others = [step for i, step in enumerate(steps) if i not in chosen]
-        return others[:place] + [steps[i] for i in chosen] + others[place:]
-
-    return order
+def moved(steps: list, chosen: Sequence[int], place: int) -> list:
+    """The chosen steps together at `place` among the others, which stay in their order."""
+    others = [step for number, step in enumerate(steps) if number not in chosen]
+    return others[:place] + [steps[number] for number in chosen] + others[place:]
 
 
 def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
@@ -223,21 +219,29 @@ def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     beams = {e: judged(data, translated(run.after(e), data, beam=5)) for e in ids}
     steps = len(run.training.plan(epoch))
     near = range(steps - BEFORE, steps + BEYOND + 1, EVERY)
+    long = longest(data, run.training.plan(epoch), 20)
+    before_long = range(long[0] - LONG, long[0])
+
+    def late(steps: list) -> list:  # the longest of all, as late as they were in that epoch
+        return moved(steps, longest(data, steps, len(steps)), long[0])
+
     controls = {
         "other dropout": {"dropout": 1},
-        "its last 60 steps first": {"order": last_first},
-        "its long steps first": {"order": moved(data, 20, 0)},
-        **{f"another order, {seed}": {"order": shuffled(seed)} for seed in ORDERS},
+        "its long steps first": {"order": lambda steps: moved(steps, long, 0)},
+        "as many before them first": {"order": lambda steps: moved(steps, before_long, 0)},
     }
-    late = {"order": moved(data, steps, steps - LONG - RECENT)}  # as late as in that epoch
-    longest = sorted(range(len(pairs)), key=lambda i: len(ids[epoch][i]) - len(ids[epoch - 1][i]))
+    for seed in ORDERS:
+        order = shuffled(seed)
+        controls[f"order {seed}"] = {"order": order}
+        controls[f"order {seed}, long steps late"] = {"order": lambda s, o=order: late(o(s))}
+    grown = sorted(range(len(pairs)), key=lambda i: len(ids[epoch][i]) - len(ids[epoch - 1][i]))
     return {
         "epoch": epoch,
         "difference": {k: round(getattr(chance, k), 4) for k in ("difference", "low", "high", "p")},
         "by a beam of 5": beams,
         "step by step": run.replay(epoch, near),
         "controls": {name: run.replay(epoch, [steps], **c)[0] for name, c in controls.items()},
-        "next epoch, long steps late": run.replay(epoch + 1, [steps], **late)[0],
+        "next epoch, long steps late": run.replay(epoch + 1, [steps], order=late)[0],
         "examples": [
             {
                 "source": pairs[i][0],
@@ -245,30 +249,30 @@ def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
                 "before": before[i],
                 "after": after[i],
             }
-            for i in longest[: -EXAMPLES - 1 : -1]
+            for i in grown[: -EXAMPLES - 1 : -1]
         ],
     }
 
 
 def measure(_: Any) -> dict[str, Any]:
-    """What each epoch of each seed translates; of the first, captions and the deepest fall."""
+    """What each epoch translates, and the deepest fall."""
     keep_memory()
-    data, seeds = prepare(CONFIG), {}
-    for seed in SEEDS:
-        run = Epochs(seed, data)
-        seeds[seed] = [run.row(row) for row in run.training.history]
-        if seed == SEEDS[0]:
-            first, fall = run, fall_of(run, seeds[seed])
+    data = prepare(CONFIG)
+    run = Epochs(data)
+    rows = [run.row(row) for row in run.training.history]
     split = "test_2016_flickr"
     by_epoch = {
-        row["epoch"]: texts(data, translated(first.after(row["epoch"]), data, split))
-        for row in first.training.history
+        row["epoch"]: texts(data, translated(run.after(row["epoch"]), data, split)) for row in rows
     }
     captions = [
-        {"source": s, "reference": r, "after": {e: found[i] for e, found in by_epoch.items()}}
-        for i, (s, r) in enumerate(data.corpus[split][:CAPTIONS])
+        {
+            "source": source,
+            "reference": reference,
+            "after": {epoch: translations[i] for epoch, translations in by_epoch.items()},
+        }
+        for i, (source, reference) in enumerate(data.corpus[split][:CAPTIONS])
     ]
-    return {"captions": captions, "seeds": seeds, "fall": fall}
+    return {"captions": captions, "epochs": rows, "fall": fall_of(run, rows)}
 
 
 main = record_command("scripts.studies.epochs", "epochs-multi30k", measure)
