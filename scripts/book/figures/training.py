@@ -71,3 +71,22 @@ def diary(frame: pd.DataFrame) -> alt.HConcatChart:
     texts = texts.encode(alt.Y("step:N", axis=None), text="translation:N")
     size = {"height": 24 * len(frame)}
     return alt.hconcat(bars.properties(width=170, **size), texts.properties(width=430, **size))
+
+
+def fall_chart(rows: Sequence[Mapping[str, float]], end: int) -> alt.VConcatChart:
+    """What was read last, how long translations are, and their BLEU, around the epoch's `end`."""
+    frame = pd.DataFrame(rows)
+    panels = {
+        "recent_length": "labels in a caption,\nlast ten steps",
+        "length_ratio": "length of outputs /\nof references",
+        "bleu": "validation BLEU",
+    }
+    last = "step since the epoch began; dashed: its end"
+    mark = alt.Chart(pd.DataFrame({"step": [end]})).mark_rule(strokeDash=[4, 4], color=GREY)
+    drawn = []
+    for name, title in panels.items():
+        curve = lines(frame, "step", name, points=True, width=480, height=110)
+        y = alt.Y(f"{name}:Q", title=title.split("\n")).scale(zero=False)
+        x = alt.X("step:Q", title=last if name == "bleu" else None).scale(nice=False)
+        drawn.append(alt.layer(curve.encode(x, y), mark.encode(x="step:Q")))
+    return alt.vconcat(*drawn)
