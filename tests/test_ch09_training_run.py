@@ -14,7 +14,7 @@ from tiny import RUN, few_pairs
 from scripts import ch09_training_run as ch09
 from scripts.book.records import load_record
 from scripts.ch09_training_run import (
-    TINY,
+    SHORT_RUN,
     Run,
     Trainer,
     all_weights,
@@ -56,7 +56,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills):
     luck, data = random.Random(kills), ch09.few_pairs()
     for _ in range(kills):
         assert killed_run(tmp_path, luck.uniform(0.0, 0.03)) == -signal.SIGKILL
-    straight, resumed = Run(TINY, data), Trainer(TINY, data, tmp_path)
+    straight, resumed = Run(SHORT_RUN, data), Trainer(SHORT_RUN, data, tmp_path)
     straight.fit()
     assert resumed.resume() and resumed.steps_taken < straight.steps_taken
     resumed.fit()
