@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 6 · Training
 #
-# After this chapter you can write a training loop, say which failure each of its refinements cures, and find out why a model doesn't learn.
+# After this chapter you can write a training loop, say what each of its refinements is worth and where it hurts, and find out why a model doesn't learn.
 #
 # | | |
 # |---|---|
@@ -24,7 +24,7 @@
 # | Time | 25 minutes to read, 60 with the code; about a minute to run on a CPU |
 # | Before, after | [Chapter 5 · Norms and first steps](ch05_norms_and_first_steps.ipynb) · [Chapter 7 · Multi30k](ch07_multi30k.ipynb) |
 #
-# *If you read only three cells:* the loop of *Ten lines*, the chart of *Warm up, then cool down*, the maps of *Where it looks*.
+# *If you read only three cells:* the loop of *Ten lines*, the maps of *Warm up, then cool down*, the case of *Too good to be true*.
 #
 # Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary.
 
@@ -50,18 +50,46 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 from torch.optim.lr_scheduler import LambdaLR
 
-from scripts.book.charts import lines, panels, titled
+from scripts.book.charts import heatmap, lines, panels, titled
 from scripts.book.domains import in_domain
-from scripts.book.exercises import check
+from scripts.book.exercises import check, outcome
 from scripts.book.figures.training import learning_curves
 from scripts.book.instruments import saved_bytes
+from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
+from scripts.corpora.reversal import FIRST, LETTERS, VOCAB, reversals, to_text
 
 # %%
 torch.set_default_dtype(torch.float64)  # machines then differ little; real runs use less
 
 # %% [markdown]
+# ## Ten lines
+#
+# > **In short.** Predict, compare, follow the gradient downhill. Everything else is a refinement.
+#
+# The task is to copy a word. The decoder reads `<s>` and the word, and at each place it must give the token that comes next; the loss compares. These ten lines are a training:
+
+# %%
+PAD, UNK, BOS, EOS = 0, 1, 2, 3  # padding, unknown, <s>, </s>: the same in every chapter
+torch.manual_seed(0)
+model = make_model(VOCAB, VOCAB, N=1, d_model=64, d_ff=128, h=4, dropout=0.0)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
+for step in range(1, 81):
+    src, _ = reversals(32)  # (B, S), words that end with </s>
+    full = F.pad(src, (1, 0), value=BOS)  # (B, S+1)
+    x = model(src, full[:, :-1], padding_mask(src), subsequent_mask(src.size(1)))  # (B, T, D)
+    logits = model.generator(x)  # (B, T, V)
+    loss = F.cross_entropy(logits.flatten(0, 1), full[:, 1:].flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step in (1, 80):
+        print(f"step {step}: loss {loss:.1f}")
+
+# %% [markdown]
+# It learns. The rest of the chapter asks five questions about these lines. Which places count in the loss? Which learning rate? What if one batch is broken? How sure should the model be? And how do we see that something is wrong?
+#
 # ## What the model reads, and what it must say
 #
 # > **In short.** The decoder always reads the true words so far, even if it would have said something else. This is called teacher forcing: one wrong word doesn't spoil the rest of the sentence.
@@ -70,23 +98,24 @@ torch.set_default_dtype(torch.float64)  # machines then differ little; real runs
 #
 # $$ p(y \mid x) = \prod_{t=1}^{T} p(y_t \mid y_{<t},\, x) $$
 #
-# In training the decoder reads `<s>` and $y$ without its last token, the labels are $y$, and thanks to the causal mask (chapter 4) one pass predicts all T words.
+# The decoder reads `<s>` and $y$ without its last token, the labels are $y$, and thanks to the causal mask (chapter 4) one pass predicts all T words.
+#
+# **Your turn.** A `Batch` holds the sources and the whole targets, `<s>` to `</s>`. It cuts the targets in two ways, and makes the masks (chapter 1's functions).
 
-# %%
-PAD, UNK, BOS, EOS = 0, 1, 2, 3  # padding, unknown, <s>, </s>: the same in every chapter
 
-
-# %%
-@dataclass
+# %% tags=["yours"]
 class Batch:
-    """Padded ids, ready for teacher forcing: sources `src` (B, S), whole targets `full` (B, T+1)."""
+    """Padded ids, ready for teacher forcing: sources `src` (B, S), whole targets `full` (B, T+1).
 
-    src: Tensor
-    full: Tensor
+    `tgt` (B, T) is what the decoder reads, all but the last column of `full`; `tgt_y` (B, T) are
+    the labels, all but the first.
+    """
 
-    def __post_init__(self):
-        self.tgt = self.full[:, :-1]  # what the decoder reads (B, T): all but the last token
-        self.tgt_y = self.full[:, 1:]  # what it must say (B, T), the labels: all but the first
+    def __init__(self, src: Tensor, full: Tensor):
+        self.src = src
+        self.full = full
+        self.tgt = full[:, :-1]
+        self.tgt_y = full[:, 1:]
 
     @cached_property
     def src_mask(self) -> Tensor:
@@ -118,7 +147,7 @@ two = Batch(
     src=torch.tensor([[4, 6, 7, 3, 0], [4, 5, 6, 7, 3]]),  # ein (kleiner) Hund schläft </s>
     full=torch.tensor([[2, 8, 10, 11, 3, 0], [2, 8, 9, 10, 11, 3]]),  # a (small) dog sleeps
 )
-print(f"{two.ntokens} of {two.tgt_y.numel()} labels count")
+print(f"{two.ntokens} of {two.tgt_y.numel()} labels count: </s> does, padding doesn't")
 pd.DataFrame(
     {
         "the decoder reads": [words[i] for i in two.tgt[0]],
@@ -131,62 +160,16 @@ pd.DataFrame(
 
 # %% [markdown]
 # The table shows the shorter row.
-#
-# ## Ten lines
-#
-# > **In short.** Predict, compare, follow the gradient downhill. Everything else is a refinement.
-#
-# Our task is to copy a row of random symbols.
 
 # %%
-COPY_VOCAB = 14  # the four special ids and ten symbols
-HELD_OUT = 7  # rows whose symbols add up to a multiple of this are never trained on
-
-
-# %%
-def copy_batches(
-    count: int, size: int, seed: int, held_out: bool = False, lengths: tuple[int, int] = (5, 10)
-) -> Iterator[Batch]:
-    """`count` batches of `size` rows to be copied: src is symbols and </s>, the target adds <s>.
-
-    Lengths are drawn evenly from `lengths`, both ends included. The same `seed` gives the same
-    batches. Rows drawn with `held_out` never occur in a batch drawn without it.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    shortest, longest = lengths
-    place = torch.arange(longest + 1)  # (S,)
-    drawn = 20 * size + 100  # one in seven is held out: enough of either kind
-    for _ in range(count):
-        ids = torch.randint(EOS + 1, COPY_VOCAB, (drawn, longest + 1), generator=generator)
-        length = torch.randint(shortest, longest + 1, (drawn, 1), generator=generator)
-        ids = ids.masked_fill(place >= length, PAD)
-        kept = (ids.sum(dim=1) % HELD_OUT == 0) == held_out
-        src = ids.masked_fill(place == length, EOS)[kept][:size]  # (B, S)
-        yield Batch(src, F.pad(src, (1, 0), value=BOS))
-
-
-# %%
-def tiny_model(seed: int = 0, d_model: int = 64, N: int = 1) -> EncoderDecoder:
-    """A small Transformer that copies: post-norm as in the paper, without dropout."""
-    torch.manual_seed(seed)
-    sizes = {"N": N, "d_model": d_model, "d_ff": 2 * d_model, "h": 4}
-    return make_model(COPY_VOCAB, COPY_VOCAB, **sizes, dropout=0.0)
-
-
-# %%
-model = tiny_model()
-optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-9)
-losses = []
-for batch in copy_batches(50, size=32, seed=0):
-    x = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)  # (B, T, D)
-    logits = model.generator(x)  # (B, T, V)
-    loss = F.cross_entropy(logits.flatten(0, 1), batch.tgt_y.flatten())
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    losses.append(loss.item())
-print("source and labels:", batch.src[0].tolist())
-print(f"loss {losses[0]:.1f} at first, {losses[-1]:.1f} after 50 steps")
+assert two.ntokens == 9 and isinstance(two.ntokens, int), "three words, four words, two </s>"
+assert torch.equal(two.tgt[:, 1:], two.tgt_y[:, :-1]), "the labels are one place ahead"
+assert (two.tgt[:, 0] == BOS).all() and two.tgt_y.shape == (2, 5)
+assert two.src_mask.tolist() == [[[True] * 4 + [False]], [[True] * 5]]
+expected = [[row >= column < 4 + i for column in range(5)] for i in (1, 1) for row in range(5)]
+assert torch.equal(two.tgt_mask.flatten(0, 1), torch.tensor(expected)), "padding, or the future"
+there = two.to("meta")
+assert there.src.is_meta and there.tgt_mask.is_meta, "`to` moves both"
 
 # %% [markdown]
 # ## Padding must not count
@@ -197,21 +180,37 @@ print(f"loss {losses[0]:.1f} at first, {losses[-1]:.1f} after 50 steps")
 #
 # $$ -\ln p_y = \ln \sum_{k=1}^{V} e^{z_k} - z_y \qquad\text{(in nats)}, $$
 #
-# and perplexity is $\exp$ of its mean. **Predict.** We take the last batch again, padded to 40 places. What happens to its loss?
+# and perplexity is $\exp$ of its mean. From now on the words of the copy task have 5 to 10 letters, and a seed decides them.
+
 
 # %%
+def copy_batches(
+    count: int, size: int, seed: int, lengths: tuple[int, int] = (5, 10)
+) -> Iterator[Batch]:
+    """`count` batches of `size` words to be copied; the same `seed` gives the same batches."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        src, _ = reversals(size, lengths, generator)  # (B, S)
+        yield Batch(src, F.pad(src, (1, 0), value=BOS))
+
+
+# %% [markdown]
+# **Predict.** We take one batch, and the same batch padded to 40 places. What happens to its loss under the model of the ten lines?
+
+# %%
+batch = next(copy_batches(1, size=32, seed=0))
 wide = Batch(F.pad(batch.src, (0, 29)), F.pad(batch.full, (0, 29)))  # (B, 40), (B, 41)
 rows = []
-for given in (batch, wide):
-    logits = model.generator(model(given.src, given.tgt, given.src_mask, given.tgt_mask))
-    flat = logits.detach().flatten(0, 1), given.tgt_y.flatten()  # (B·T, V), (B·T,)
+for padded in (batch, wide):
+    logits = model.generator(model(padded.src, padded.tgt, padded.src_mask, padded.tgt_mask))
+    flat = logits.detach().flatten(0, 1), padded.tgt_y.flatten()  # (B·T, V), (B·T,)
     every, real = F.cross_entropy(*flat), F.cross_entropy(*flat, ignore_index=PAD)
     rows.append((every.item(), real.item(), real.exp().item()))
 names = ["mean over places", "mean over real tokens", "perplexity"]
 pd.DataFrame(rows, index=["as it was", "padded to 40"], columns=names).round(2)
 
 # %% [markdown]
-# The first column falls, because it rewards the model for saying padding after padding. The second doesn't move: `ignore_index` leaves padding out of the sum *and* the count. Guessing among ten symbols would give a perplexity of about 10.
+# PADDINGANSWER
 #
 # ## Warm up, then cool down
 #
@@ -233,19 +232,32 @@ torch.optim.Adam([weights], lr=0.01, betas=(0.9, 0.98), eps=1e-9).step()
 print([round(move, 4) for move in weights.tolist()])
 
 # %% [markdown]
-# All move equally far: the averages hold only one gradient, and $g/\sqrt{g^2} = \pm 1$. So *every* weight takes a full step, however small its gradient. At a large rate such steps wreck a fresh post-norm model. The paper's cure, for steps $n = 1, 2, \dots$ and a warm-up of $w$ steps:
+# All move equally far: the averages hold only one gradient, and $g/\sqrt{g^2} = \pm 1$. So at first *every* weight takes a full step, however small its gradient. The paper makes these steps short. For steps $n = 1, 2, \dots$ and a warm-up of $w$ steps:
 #
 # $$ \eta_n = D^{-0.5}\cdot\min\left(n^{-0.5},\; n\cdot w^{-1.5}\right) \qquad\text{(§5.3, equation 3)} $$
 #
-# The rate grows in a straight line up to $(D\,w)^{-0.5}$ at $n = w$, then falls as $1/\sqrt n$. Another schedule is common today: after the warm-up, half a cosine down to zero.
+# The rate grows in a straight line up to $(D\,w)^{-0.5}$ at $n = w$, then falls as $1/\sqrt n$. **Your turn.**
 
 
-# %%
+# %% tags=["yours"]
 def rate(step: int, model_size: int, warmup: int = 4000) -> float:
-    """The paper's learning rate at `step` = 1, 2, …: linear warm-up, then 1/√step (§5.3, eq. 3)."""
+    """The paper's learning rate at `step` = 1, 2, …: linear warm-up, then 1/√step (§5.3, eq. 3).
+
+    Raises ValueError if the step, the size or the warm-up is less than 1.
+    """
     if min(step, model_size, warmup) < 1:
         raise ValueError(f"steps count from 1, as in the paper, not {step}; so do size and warm-up")
     return model_size**-0.5 * min(step**-0.5, step * warmup**-1.5)
+
+
+# %%
+peak = rate(4000, 512)
+assert math.isclose(rate(1000, 512), peak / 4) and math.isclose(rate(16_000, 512), peak / 2)
+assert math.isclose(rate(400, 128, warmup=400), (128 * 400) ** -0.5)
+assert outcome(rate, 0, 512) == "ValueError", "a forgotten + 1 would go unnoticed"
+
+# %% [markdown]
+# Another schedule is common today: after the warm-up, half a cosine down to zero.
 
 
 # %%
@@ -261,10 +273,7 @@ def cosine_rate(step: int, peak: float, warmup: int, total: int) -> float:
 # **Predict.** The paper's base model has D = 512 and w = 4,000. What is its highest rate?
 
 # %%
-peak = rate(4000, 512)
-print(
-    f"{peak:.6f} at step 4,000, {rate(1, 512):.2e} at step 1, {rate(100_000, 512):.6f} at 100,000"
-)
+print(f"highest {peak:.6f} at step 4,000; {rate(100_000, 512):.6f} at step 100,000, the last")
 schedules = {
     "the paper's": lambda n: rate(n, 512),
     "cosine, same peak": lambda n: cosine_rate(n, peak, 4000, 20_000),
@@ -278,51 +287,50 @@ titled(
 )
 
 # %% [markdown]
-# Here are the ten lines again, with the corrected loss and a warm-up (`clip` and `smoothing` come later). `LambdaLR` counts *finished* steps, from 0, and the paper counts from 1, so we add one.
+# **Pitfall: one step late.** `LambdaLR` counts *finished* steps, from 0, and the paper counts from 1, so one must add 1. Otherwise step 0 divides by $\sqrt 0$; if it is treated as step 1, the first *two* steps get the same rate, and all others lag one behind:
+
+# %%
+print("ours:", [round(rate(done + 1, 1, warmup=4), 2) for done in range(6)])
+print("late:", [round(rate(max(done, 1), 1, warmup=4), 2) for done in range(6)])
+
+# %% [markdown]
+# Here are the ten lines again, with the corrected loss and with switches: a peak rate, a warm-up after which the rate stays, and three that come later.
 
 
 # %%
+def tiny_model(seed: int = 0, d_model: int = 64, N: int = 1) -> EncoderDecoder:
+    """A small Transformer that copies: post-norm as in the paper, without dropout."""
+    torch.manual_seed(seed)
+    return make_model(VOCAB, VOCAB, N, d_model, 2 * d_model, h=4, dropout=0.0)
+
+
 def learn_to_copy(
-    warmup: int = 40, clip: float = math.inf, smoothing: float = 0.0, broken: int | None = None
-) -> tuple[EncoderDecoder, list[float]]:
-    """A tiny model after 100 steps, and their losses; `broken`: a step with 1,000 times the gradient."""
-    model, losses = tiny_model(), []
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-9)
+    peak: float = 0.008,
+    warmup: int = 40,
+    clip: float = math.inf,
+    smoothing: float = 0.0,
+    broken: int | None = None,
+    seed: int = 0,
+) -> tuple[EncoderDecoder, list[float], list[float]]:
+    """A tiny model after 80 steps, the losses of the steps, and the gradient's norms before clipping.
+
+    `broken` names a step whose loss is 1,000 times too large.
+    """
+    model, losses, norms = tiny_model(seed), [], []
+    optimizer = torch.optim.Adam(model.parameters(), lr=peak, betas=(0.9, 0.98), eps=1e-9)
     scheduler = LambdaLR(optimizer, lambda done: min(1.0, (done + 1) / warmup))  # times lr
-    for step, batch in enumerate(copy_batches(100, size=32, seed=0), start=1):
+    for step, batch in enumerate(copy_batches(80, size=32, seed=seed), start=1):
         logits = model.generator(model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask))
         flat = logits.flatten(0, 1), batch.tgt_y.flatten()  # (B·T, V), (B·T,)
         loss = F.cross_entropy(*flat, ignore_index=PAD, label_smoothing=smoothing)
         optimizer.zero_grad()
         (1000 * loss if step == broken else loss).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
         optimizer.step()
         scheduler.step()
         losses.append(loss.item())
-    return model, losses
+    return model, losses, norms
 
-
-# %%
-curves = {  # 80 of 100 steps: after them the run without warm-up differs between machines
-    "0.01 from the start": learn_to_copy(warmup=1)[1][:80],
-    "40 steps of warm-up": learn_to_copy()[1][:80],
-}
-assert curves["0.01 from the start"][-1] > 1.5 and curves["40 steps of warm-up"][-1] < 0.5
-titled(
-    learning_curves(curves, {"ln 10, guessing": math.log(10)}, every=5),
-    "Without a warm-up it learns far later",
-    "Both at a rate of 0.01 in the end. Without warm-up the model is little better than guessing "
-    "after 80 steps. (Means of five steps.)",
-)
-
-# %% [markdown]
-# This is one seed, at a high rate.
-#
-# **Pitfall: one step late.** Without the + 1, step 0 would divide by $\sqrt 0$. If it is treated as step 1, the first *two* steps get the same rate, and all others lag one behind:
-
-# %%
-print("ours:", [round(rate(done + 1, 1, warmup=4), 2) for done in range(6)])
-print("late:", [round(rate(max(done, 1), 1, warmup=4), 2) for done in range(6)])
 
 # %% [markdown]
 # ## Gradient clipping
