@@ -67,7 +67,7 @@ from scripts.core.models import Trained
 from scripts.core.optimizers import make_optimizer
 from scripts.core.scores import corpus_bleu
 from scripts.core.settings import PRESETS, TrainConfig, build_model, pick_device
-from scripts.core.steps import Step
+from scripts.core.steps import Step, losses_on
 from scripts.core.training import Diverged, Training
 
 # %% [markdown]
@@ -181,7 +181,7 @@ def validate(
     plan = token_batches(data.val, trained.config.max_tokens)
     criterion = LabelSmoothing(trained.config.smoothing)
     batches = batches_of(data.val, plan, trained.device)
-    report = run_epoch(batches, trained.model, criterion, loss_of=loss_of)
+    report = losses_on(batches, trained.model, criterion, loss_of)
     sources, references = zip(*data.corpus["val"], strict=True)
     bleu = corpus_bleu(translate(trained, sources), references).score
     return {"val_loss": report.loss_per_token, "val_ppl": report.perplexity, "val_bleu": bleu}

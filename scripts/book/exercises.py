@@ -1,6 +1,6 @@
 """Exercises in a chapter: `check(your_function)` judges it, `solution("its_name")` shows ours.
 
-`runs_on(your_function)` translates with it. All look into `scripts.exercises`, and only when they
+`runs_on(your_function)` translates with it, `trains_with(your_function)` trains. All look into `scripts.exercises`, and only when they
 are called. There, an exercise is data: our solution, what it is tried on, and the likeliest
 mistakes, each a wrong function with its message.
 """
@@ -147,6 +147,14 @@ def runs_on(*parts: Callable, **named: Callable) -> None:
     name of your own, runs_on(EncoderLayer=MyLayer). Prints what comes out, and what goes wrong.
     """
     importlib.import_module("scripts.exercises.milestones").runs_on(*parts, **named)
+
+
+def trains_with(*parts: Callable, **named: Any) -> float:
+    """Trains a small translator by your functions, beside ours; the mean loss of its last steps.
+
+    A part stands in for chapter 6's of the same name, as in `runs_on`. `steps=2000` trains longer.
+    """
+    return importlib.import_module("scripts.exercises.milestones").trains_with(*parts, **named)
 
 
 @functools.cache
