@@ -343,7 +343,7 @@ def rate_map(losses: dict[tuple[int, float], float]):
     rows = ["none" if steps == 1 else f"{steps} steps" for steps in grid.index]
     titles = {"row_title": "warm-up", "column_title": "peak rate", "value_title": "loss"}
     return heatmap(
-        grid.to_numpy(), rows, map(str, grid.columns), cell=(56, 42), domain=(0, 2.4), **titles
+        grid.to_numpy(), rows, [*map(str, grid.columns)], cell=(56, 42), domain=(0, 2.4), **titles
     )
 
 
@@ -514,16 +514,13 @@ def sureness(model: EncoderDecoder, batch: Batch) -> tuple[float, float]:
 # %%
 known = next(copy_batches(1, size=500, seed=1000))
 longer = next(copy_batches(1, size=500, seed=1001, lengths=(11, 13)))
+plain_and_smoothed = {e: learn_to_copy(clip=1.0, smoothing=e)[0] for e in (0.0, 0.1)}
 answers = {}
-for smoothing in (0.0, 0.1):
-    model, _, _ = learn_to_copy(clip=1.0, smoothing=smoothing)
-    for name, words_asked in (("5 to 10 letters", known), ("11 to 13 letters", longer)):
-        right, sure = sureness(model, words_asked)
-        answers[name, f"ε = {smoothing}"] = {
-            "right": right,
-            "sure": sure,
-            "too sure by": sure - right,
-        }
+for name, asked in (("5 to 10 letters", known), ("11 to 13 letters", longer)):
+    for smoothing, model in plain_and_smoothed.items():
+        right, sure = sureness(model, asked)
+        row = {"right": right, "sure": sure, "too sure by": sure - right}
+        answers[name, f"ε = {smoothing}"] = row
 table = pd.DataFrame(answers).T
 too_sure = table["too sure by"].tolist()  # known: plain, smoothed; longer: plain, smoothed
 assert abs(too_sure[0]) < 0.05 and too_sure[1] < -0.05 and too_sure[2] > 0.08 > abs(too_sure[3])
@@ -645,7 +642,8 @@ def one_step(
 
 # %%
 whole = next(copy_batches(1, size=21, seed=1, lengths=(1, 10)))
-parts = [Batch(*rows) for rows in zip(whole.src.split([2, 6, 13]), whole.full.split([2, 6, 13]))]
+cuts = zip(*(side.split([2, 6, 13]) for side in (whole.src, whole.full)), strict=True)
+parts = [Batch(*sides) for sides in cuts]
 model = tiny_model(d_model=16)
 logits = model.generator(model(whole.src, whole.tgt, whole.src_mask, whole.tgt_mask))
 theirs = nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=PAD)

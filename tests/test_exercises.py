@@ -156,7 +156,7 @@ def test_a_streamed_gradient_is_that_of_a_training_step():
     model, criterion, group = tiny_model(d_model=16), LabelSmoothing(0.1), [*copy_batches(2, 4, 1)]
     ours("streamed_gradient")(model, iter(group), criterion)
     streamed = gradient_of(model)
-    train_step(model, group, criterion, torch.optim.SGD(model.parameters(), lr=0.0))
+    train_step(model, group, criterion, torch.optim.SGD(model.parameters(), lr=0.1))
     torch.testing.assert_close(streamed, gradient_of(model))
 
 

@@ -171,7 +171,7 @@ def parting(yours: Sequence[float], ours: Sequence[float]) -> str:
 
 
 def trains_with(*parts: Callable, steps: int = 240, beside: int = 20, **named: Callable) -> float:
-    """Trains a small translator by your functions in place of those of the same name, or of `named`.
+    """Trains a small translator by your functions in place of ours of the same name, or of `named`.
 
     The corpus is the sample, the model that of the preset `sample`. Prints whether the losses of
     the first steps are those of our functions; then yours train on, and translate three captions.
