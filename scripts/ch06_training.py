@@ -898,17 +898,17 @@ def greedy_decode(
 # The check: in one pass over what was said, with the true masks, the model would say the same. And nothing follows the end.
 
 # %%
-said = greedy_decode(copier.train(), longer.src, longer.src_mask, max_len=14)  # (B, T)
-again = Batch(longer.src, F.pad(said, (1, 0), value=BOS))
-with torch.no_grad():
-    choice = copier.generator(copier(again.src, again.tgt, again.src_mask, again.tgt_mask)).argmax(
-        -1
-    )
-ended = (said == EOS).cumsum(dim=1) > (said == EOS).long()  # (B, T), the places after the end
-assert torch.equal(said, choice.masked_fill(ended, PAD)), "not the likeliest, or not padded"
-assert ended.any() and not (said[:, -1] == PAD).all(), "it stops when every row has ended"
+for module in copier.train().modules():
+    if isinstance(module, nn.Dropout):
+        module.p = 0.1  # which must not matter
+said = greedy_decode(copier, exam.src, exam.src_mask, max_len=20)  # (B, T)
 assert copier.training, "the model must be left in the mode in which it came"
-assert greedy_decode(copier, longer.src, longer.src_mask, max_len=3).equal(said[:, :3])
+again = Batch(exam.src, F.pad(said, (1, 0), value=BOS))
+logits = copier.eval().generator(copier(again.src, again.tgt, again.src_mask, again.tgt_mask))
+over = (said == EOS).cumsum(dim=1) > (said == EOS).long()  # (B, T), the places after the end
+assert torch.equal(said, logits.argmax(-1).masked_fill(over, PAD)), "not the likeliest"
+assert said.size(1) == exam.src.size(1), "it stops when every row has ended"
+assert greedy_decode(copier, exam.src, exam.src_mask, max_len=3).equal(said[:, :3])
 
 
 # %%
@@ -939,7 +939,7 @@ for batch, rows in ((exam, [0, 1, 2]), (longer, [0])):
 pd.DataFrame(shown, columns=["source", "the copier says", "right"])
 
 # %% [markdown]
-# Most new words come out right, few of the longer ones: no training had places 11 to 13.
+# New words come out right, and a quarter of the longer ones: no training had places 11 to 13, and this one ends after ten letters.
 #
 # ## Case · Too good to be true
 #
