@@ -1,8 +1,8 @@
 """Exercises in a chapter: `check(your_function)` judges it, `solution("its_name")` shows ours.
 
 `runs_on(your_function)` translates with it, `trains_with(your_function)` trains. All look into
-`scripts.exercises`, and only when they are called. There, an exercise is data: our solution, what it is tried on, and the likeliest
-mistakes, each a wrong function with its message.
+`scripts.exercises`, and only when they are called. There, an exercise is data: our solution, what
+it is tried on, and the likeliest mistakes, each a wrong function with its message.
 """
 
 import dis
