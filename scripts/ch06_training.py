@@ -843,12 +843,14 @@ def greedy_decode(
 for module in copier.train().modules():
     if isinstance(module, nn.Dropout):
         module.p = 0.1  # which must not matter
-said = greedy_decode(copier, exam.src, exam.src_mask, max_len=20)  # (B, T)
-assert copier.training, "the model must be left in the mode in which it came"
-again = Batch(exam.src, F.pad(said, (1, 0), value=BOS))
-logits = copier.eval().generator(copier(again.src, again.tgt, again.src_mask, again.tgt_mask))
-over = (said == EOS).cumsum(dim=1) > (said == EOS).long()  # (B, T), the places after the end
-assert torch.equal(said, logits.argmax(-1).masked_fill(over, PAD)), "not the likeliest"
+for asked in (longer, exam):
+    said = greedy_decode(copier.train(), asked.src, asked.src_mask, max_len=20)  # (B, T)
+    assert copier.training, "the model must be left in the mode in which it came"
+    again = Batch(asked.src, F.pad(said, (1, 0), value=BOS))
+    x = copier.eval()(again.src, again.tgt, again.src_mask, again.tgt_mask)
+    choice = copier.generator(x).argmax(-1)
+    over = (said == EOS).cumsum(dim=1) > (said == EOS).long()  # (B, T), the places after the end
+    assert torch.equal(said, choice.masked_fill(over, PAD)), "not the likeliest"
 assert said.size(1) == exam.src.size(1), "it stops when every row has ended"
 assert greedy_decode(copier, exam.src, exam.src_mask, max_len=3).equal(said[:, :3])
 
@@ -950,8 +952,8 @@ def examined(kind: type[Batch]) -> tuple[list[float], list[float]]:
 answers, on_noise = {}, {}
 for name, kind in {"healthy": Batch, "the suspect": TheirBatch}.items():
     answers[name], on_noise[name] = examined(kind)
-names = ["first loss", "smallest gradient", "largest gradient", "one batch, after 80 steps"]
-print(pd.DataFrame(answers, index=names).T.round(1), f"ln V = {math.log(VOCAB):.1f}", sep="\n")
+names = ["first loss", "smallest gradient", "largest gradient", "by heart"]
+print(pd.DataFrame(answers, index=names).T.round(2), f"ln V = {math.log(VOCAB):.2f}", sep="\n")
 titled(
     learning_curves(on_noise, {"the best an honest model can do": 6 * math.log(10) / 7}, every=5),
     "Beating the best guess on noise means cheating",
@@ -977,9 +979,8 @@ print("it must say", theirs.tgt_y[0].tolist())
 # `trains_with` takes 20 steps with your parts and with ours: equal losses, equal arithmetic. If they part, the step at which they do tells what differs. Then yours trains on alone and translates. (`steps=2000` takes some two minutes, and translates better.)
 
 # %%
-# NBVAL_IGNORE_OUTPUT
 last = trains_with(Batch, LabelSmoothing, cosine_rate, train_step, greedy_decode)
-assert last < 4
+assert last < 3  # nats a token, smoothed; it begins at 7.8
 
 # %% [markdown]
 # ## Summary

@@ -62,7 +62,7 @@ PARTINGS = [
     ("LabelSmoothing", "logits.mean(dim=-1)", "logits.sum(dim=-1) / 998", 1),
     ("cosine_rate", "peak * step / warmup", "peak * (step - 1) / warmup", 2),
     ("train_step", "optimizer.zero_grad(set_to_none=True)", "pass", 3),
-    ("train_step", 'in_domain("clip", clip) or math.inf', "math.inf", 3),
+    ("train_step", 'in_domain("clip", clip) or math.inf', "math.inf", 2),
 ]
 
 

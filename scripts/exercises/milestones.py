@@ -155,18 +155,18 @@ def losses_of(
 def parting(yours: Sequence[float], ours: Sequence[float]) -> str:
     """What it means that the losses of the first steps agree, or where they part."""
     pairs = enumerate(zip(yours, ours, strict=True), start=1)
-    differ = [step for step, pair in pairs if not math.isclose(*pair, rel_tol=1e-4)]
+    differ = [step for step, pair in pairs if not math.isclose(*pair, rel_tol=1e-9)]
     if not differ:
-        return f"The same losses in {len(ours)} steps: yours computes what ours does."
+        return (
+            f"The same losses in {len(ours)} steps, to nine digits: yours computes what ours does."
+        )
     step = differ[0]
     reason = {
         1: "before any weight moved: the loss, the labels, the masks or what is counted",
-        2: "after one step: the rate, or the gradient's direction",
+        2: "after one step: the gradient, its length or the rate",
     }
-    later = (
-        "later: old gradients, the gradient's length (which Adam's first step ignores), the rate"
-    )
-    numbers = f"{yours[step - 1]:.3f} by yours, {ours[step - 1]:.3f} by ours"
+    later = "after some steps: gradients that weren't cleared, or the rate of later steps"
+    numbers = f"{yours[step - 1]:.10g} by yours, {ours[step - 1]:.10g} by ours"
     return f"The losses part at step {step} ({numbers}), {reason.get(step, later)}."
 
 
@@ -184,7 +184,7 @@ def trains_with(*parts: Callable, steps: int = 240, beside: int = 20, **named: C
     data, runs = prepare(SMALL_RUN), []
     for pieces in (ours, mine):
         torch.manual_seed(SMALL_RUN.seed)
-        model = build_model(SMALL_RUN, len(data.tokenizer)).float()
+        model = build_model(SMALL_RUN, len(data.tokenizer)).double()
         runs.append(losses_of(pieces, model, data, steps))
     begun = [[*islice(run, beside)] for run in runs]
     print(parting(begun[1], begun[0]))
