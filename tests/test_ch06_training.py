@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 from torch.optim.lr_scheduler import LambdaLR
 
 from scripts.book.instruments import saved_bytes
@@ -35,7 +36,6 @@ from scripts.ch06_training import (
     smoothed_penalty,
     tiny_model,
     train_step,
-    weights_of,
 )
 from scripts.core.data import batches_of, epoch_plan, prepare
 from scripts.core.settings import PRESETS, build_model, inverse_sqrt_rate
@@ -55,6 +55,10 @@ def small(seed=0, N=1):
     return tiny_model(seed, d_model=16, N=N)
 
 
+def weights_of(model):
+    return parameters_to_vector(model.parameters()).detach()
+
+
 def joined(batches):
     """All rows of some copy batches as one batch."""
     width = max(batch.src.size(1) for batch in batches)
@@ -67,9 +71,6 @@ def step_gradient(model, group, criterion, clip=math.inf):
     twin = copy.deepcopy(model)
     train_step(twin, group, criterion, torch.optim.SGD(twin.parameters(), lr=1.0), clip)
     return gradient_of(twin)
-
-
-# --- batches ---
 
 
 # --- label smoothing ---

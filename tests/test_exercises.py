@@ -86,7 +86,6 @@ FACTS = {  # arguments, and what our solution should give, from elsewhere
     "stretched": ((torch.eye(2)[[0, 1, 0]], 5), torch.eye(2)[[0, 1, 0, 1, 0]]),
     "encoder_parameters": ((3, 8, 20), sum(p.numel() for p in ENCODER.parameters())),
     "two_sums_norm": ((Q, K[0], V[0], 0.1), F.layer_norm(Q, (6,), K[0], V[0], 0.1)),
-    "reversed_target": ((torch.tensor([[5, 6, 3, 0]]),), torch.tensor([[2, 6, 5, 3, 0]])),
     "word_numbers": ((SPLITS, 2), {"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3, "a": 4, "b": 5}),
     "wasted_scores": (([1, 2, 10, 10], [[0, 1], [2, 3]]), 3 / 208),
     "near_the_best": (
