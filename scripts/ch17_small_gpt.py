@@ -71,7 +71,7 @@ from scripts.ch04_encoder_decoder import (
     PositionwiseFeedForward,
     initialise,
 )
-from scripts.ch06_training import BOS, EOS, PAD, UNK, EpochReport, LabelSmoothing, run_epoch
+from scripts.ch06_training import BOS, EOS, PAD, UNK, EpochReport, LabelSmoothing
 from scripts.ch07_multi30k import BPETokenizer, Example, pad_rows, token_batches
 from scripts.ch08_decoding import (
     attend_to_stored,
@@ -83,6 +83,7 @@ from scripts.ch08_decoding import (
 from scripts.ch13_decoding_fast import write_and_leave
 from scripts.core.optimizers import make_optimizer
 from scripts.core.settings import TrainConfig, learning_rate
+from scripts.core.steps import Step, train_on
 from scripts.corpora.load import load_corpus
 
 # %%
@@ -446,8 +447,8 @@ def learn(
     config = TrainConfig(lr=lr, warmup=warmup)
     optimizer, rate_at = make_optimizer(config, model), learning_rate(config, len(batches))
     schedule = LambdaLR(optimizer, lambda done: rate_at(done + 1))
-    how = {"clip": config.clip, "loss_of": stack_loss}
-    return run_epoch(batches, model, LabelSmoothing(0.0), optimizer, schedule, **how)
+    step = Step(model, LabelSmoothing(0.0), optimizer, stack_loss, config.clip)
+    return train_on(batches, step, schedule)
 
 
 # %% [markdown]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import CHAPTERS
 
-from scripts.book.exercises import runs_on, scores_with
+from scripts.book.exercises import runs_on, scores_with, trains_with
 
 # A name, what its text loses or gets in place of what, and what the translator then does.
 FAULTS = [
@@ -78,3 +78,28 @@ def test_a_bleu_of_the_readers_own_is_judged_part_by_part(capsys):
     ):
         scores_with(part("bleu_parts", old, new))
         assert symptom in capsys.readouterr().out
+
+
+# What a part loses or gets, and the step at which its losses part from ours.
+PARTINGS = [
+    ("LabelSmoothing", "logits.mean(dim=-1)", "logits.sum(dim=-1) / 998", 1),
+    ("cosine_rate", "peak * step / warmup", "peak * (step - 1) / warmup", 2),
+    ("train_step", "optimizer.zero_grad(set_to_none=True)", "pass", 3),
+    ("train_step", 'in_domain("clip", clip) or math.inf', "math.inf", 2),
+]
+
+
+@pytest.mark.slow
+def test_what_is_right_trains_as_ours_does(capsys):
+    trains_with(part("train_step"), cosine_rate=part("cosine_rate"), steps=25)
+    said = capsys.readouterr().out
+    assert "The same losses in 20 steps" in said and said.count("reference: ") == 3
+    with pytest.raises(ValueError, match="no part of the training is called 'attend'"):
+        trains_with(attend=part("train_step"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "old", "new", "step"), PARTINGS)
+def test_where_losses_part_tells_what_differs(name, old, new, step, capsys):
+    trains_with(part(name, old, new), steps=6, beside=5)
+    assert f"The losses part at step {step} " in capsys.readouterr().out

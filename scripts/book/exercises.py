@@ -1,8 +1,8 @@
 """Exercises in a chapter: `check(your_function)` judges it, `solution("its_name")` shows ours.
 
-`runs_on(your_function)` translates with it, `scores_with(your_bleu)` judges. All look into
-`scripts.exercises`, and only when they are called. There, an exercise is data: our solution, what
-it is tried on, and the likeliest mistakes, each a wrong function with its message.
+`runs_on(your_function)` translates with it, `trains_with` trains, `scores_with` judges. All look
+into `scripts.exercises`, and only when they are called. There, an exercise is data: our solution,
+what it is tried on, and the likeliest mistakes, each a wrong function with its message.
 """
 
 import dis
@@ -152,6 +152,14 @@ def runs_on(*parts: Callable, **named: Callable) -> None:
 def scores_with(bleu_parts: Callable) -> None:
     """Judges the shipped translator with your `bleu_parts`, and says where sacreBLEU differs."""
     importlib.import_module("scripts.exercises.milestones").scores_with(bleu_parts)
+
+
+def trains_with(*parts: Callable, **named: Any) -> float:
+    """Trains a small translator by your functions, beside ours; the mean loss of its last steps.
+
+    A part stands in for chapter 6's of the same name, as in `runs_on`. `steps=2000` trains longer.
+    """
+    return importlib.import_module("scripts.exercises.milestones").trains_with(*parts, **named)
 
 
 @functools.cache

@@ -3,16 +3,11 @@
 from collections.abc import Callable, Iterator
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from scripts.book.exercises import exercise, outcome, probe
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import (
-    BOS,
-    EOS,
-    PAD,
     Batch,
     LabelSmoothing,
     batch_loss,
@@ -77,19 +72,3 @@ def streamed_gradient(model: EncoderDecoder, batches: Iterator[Batch], criterion
         tokens += batch.ntokens
     for p in model.parameters():
         p.grad /= tokens
-
-
-@exercise(
-    lambda: [(torch.tensor([[5, 6, 7, EOS, PAD], [8, EOS, PAD, PAD, PAD], [4, 5, 13, 8, EOS]]),)],
-    "the target must be <s>, the symbols backwards, </s>, padding",
-    "the padding was reversed too: it must stay at the end",
-    lambda src: F.pad(src.flip(1), (1, 0), value=BOS),
-    "the end symbol is missing: decoding would never stop",
-    lambda src: reversed_target(src).where(reversed_target(src) != EOS, PAD),
-)
-def reversed_target(src: Tensor) -> Tensor:
-    """(B, S) symbols, </s>, padding to (B, S+1) <s>, symbols backwards, </s>, padding."""
-    count = (src > EOS).sum(dim=1, keepdim=True)  # (B, 1), the symbols of each row
-    place = torch.arange(src.size(1), device=src.device).expand_as(src)  # (B, S)
-    mirrored = src.gather(1, (count - 1 - place).clamp(min=0))  # (B, S), right where a symbol is
-    return F.pad(torch.where(place < count, mirrored, src), (1, 0), value=BOS)

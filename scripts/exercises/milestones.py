@@ -1,27 +1,40 @@
 """Milestones: the reader's own definitions in a trained translator, beside ours.
 
-Chapters reach `runs_on` through `scripts.book.exercises`.
+Chapters reach `runs_on` and `trains_with` through `scripts.book.exercises`.
 """
 
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import zip_longest
+from dataclasses import replace
+from functools import partial
+from itertools import chain, count, islice, zip_longest
 from unittest.mock import patch
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from scripts import ch08_decoding
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, subsequent_mask
-from scripts.ch06_training import BOS, EOS
-from scripts.ch07_multi30k import source_ids
+from scripts.ch06_training import (
+    BOS,
+    EOS,
+    Batch,
+    LabelSmoothing,
+    cosine_rate,
+    greedy_decode,
+    train_step,
+)
+from scripts.ch07_multi30k import make_batch, source_ids
 from scripts.ch08_decoding import plain_translate
 from scripts.ch10_judging import tokens_13a
+from scripts.core.data import TrainingData, epoch_plan, prepare
 from scripts.core.models import STUDIED, Trained, load_model
 from scripts.core.scores import corpus_bleu
+from scripts.core.settings import PRESETS, build_model
 
 GERMAN = (  # of different lengths, so that there are pads; the last one stumbles over small faults
     "Ein brauner Hund spielt im Garten.",
@@ -160,3 +173,75 @@ def scores_with(bleu_parts: Callable) -> None:
     if not wrong:
         same = math.isclose(yours.score, theirs.score, rel_tol=1e-9)
         print(f"The same parts, {'and the same' if same else 'but not the same'} score.")
+
+
+SMALL_RUN = replace(PRESETS["sample"], lr=4e-3, warmup=40, max_tokens=512)
+PIECES = (Batch, LabelSmoothing, cosine_rate, train_step, greedy_decode)  # what `trains_with` takes
+
+
+def losses_of(
+    parts: Mapping[str, Callable], model: torch.nn.Module, data: TrainingData, steps: int
+) -> Iterator[float]:
+    """Train `model` by `parts`, chapter 6's functions by name; yields each step's loss."""
+    criterion = parts["LabelSmoothing"](SMALL_RUN.smoothing)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
+    schedule = LambdaLR(
+        optimizer,
+        lambda done: parts["cosine_rate"](done + 1, SMALL_RUN.lr, SMALL_RUN.warmup, steps),
+    )
+    epochs = map(partial(epoch_plan, SMALL_RUN, data), count(1))
+    for (indices,) in islice(chain.from_iterable(epochs), steps):
+        batch = make_batch([data.train[i] for i in indices])
+        batch = parts["Batch"](batch.src, batch.full)
+        yield parts["train_step"](
+            model, [batch], criterion, optimizer, SMALL_RUN.clip
+        ).loss_per_token
+        schedule.step()
+
+
+def parting(yours: Sequence[float], ours: Sequence[float]) -> str:
+    """What it means that the losses of the first steps agree, or where they part."""
+    pairs = enumerate(zip(yours, ours, strict=True), start=1)
+    differ = [step for step, pair in pairs if not math.isclose(*pair, rel_tol=1e-9)]
+    if not differ:
+        return (
+            f"The same losses in {len(ours)} steps, to nine digits: yours computes what ours does."
+        )
+    step = differ[0]
+    reason = {
+        1: "before any weight moved: the loss, the labels, the masks or what is counted",
+        2: "after one step: the gradient, its length or the rate",
+    }
+    later = "after some steps: gradients that weren't cleared, or the rate of later steps"
+    numbers = f"{yours[step - 1]:.10g} by yours, {ours[step - 1]:.10g} by ours"
+    return f"The losses part at step {step} ({numbers}), {reason.get(step, later)}."
+
+
+def trains_with(*parts: Callable, steps: int = 240, beside: int = 20, **named: Callable) -> float:
+    """Trains a small translator by your functions in place of ours of the same name, or of `named`.
+
+    The corpus is the sample, the model that of the preset `sample`. Prints whether the losses of
+    the first steps are those of our functions; then yours train on, and translate three captions.
+    Returns the mean loss of the last ten steps. Raises ValueError if a name is unknown.
+    """
+    ours = {piece.__name__: piece for piece in PIECES}
+    mine = ours | {part.__name__: part for part in parts} | named
+    if unknown := mine.keys() - ours.keys():
+        raise ValueError(f"no part of the training is called {unknown.pop()!r}")
+    data, runs = prepare(SMALL_RUN), []
+    for pieces in (ours, mine):
+        torch.manual_seed(SMALL_RUN.seed)
+        model = build_model(SMALL_RUN, len(data.tokenizer)).double()
+        runs.append(losses_of(pieces, model, data, steps))
+    begun = [[*islice(run, beside)] for run in runs]
+    print(parting(begun[1], begun[0]))
+    losses = begun[1] + [*runs[1]]
+    last = sum(losses[-10:]) / 10
+    print(f"Loss {losses[0]:.2f} at first, {last:.2f} after {steps} steps by yours.")
+    model.eval()
+    for german, english in data.corpus["val"][:3]:
+        src = torch.tensor([source_ids(german, data.tokenizer)])
+        said = mine["greedy_decode"](model, src, padding_mask(src), 40)
+        print(f"{german}\n  yours:    {data.tokenizer.decode(said[0].tolist())}")
+        print(f"  reference: {english}")
+    return last

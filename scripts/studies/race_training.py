@@ -30,12 +30,13 @@ from scripts import ch11_where_the_time_goes as ch11
 from scripts.book.command import Command
 from scripts.book.instruments import saved_bytes
 from scripts.book.records import provenance, save_record
-from scripts.ch06_training import EOS, LabelSmoothing, batch_loss, train_step
+from scripts.ch06_training import EOS, LabelSmoothing, batch_loss
 from scripts.ch07_multi30k import FIXED_WIDTH, Example, make_batch, token_batches
 from scripts.ch11_where_the_time_goes import BASE, SMALL, Shape
 from scripts.ch12_going_fast import keep_mask, keep_memory
 from scripts.core.settings import multiplies_bf16, require_bf16
 from scripts.core.static import ResidentCorpus, longer_side
+from scripts.core.steps import Step
 from scripts.fast.fast import FAST, HALF, Switches, fast_loss
 from scripts.studies.peers import PACKAGES, PEERS, peer_loss
 from scripts.studies.rows import data_of
@@ -109,6 +110,7 @@ class Runner:
         adam = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
         fused = contender.fused_adam or None  # PyTorch chooses
         self.optimizer = torch.optim.Adam(self.model.parameters(), fused=fused, **adam)
+        self.take = Step(self.model, self.criterion, self.optimizer, self.loss_of, 1.0)
 
     def loss_of(self, *parts: Any) -> tuple[Tensor, Tensor]:
         """The loss of (model, batch, criterion) as the contender computes it."""
@@ -121,7 +123,7 @@ class Runner:
     def lap(self) -> None:
         """An optimizer step on each batch."""
         for batch in self.batches:
-            train_step(self.model, [batch], self.criterion, self.optimizer, 1.0, self.loss_of)
+            self.take.run([batch], batch.ntokens)
 
     def pace(self) -> float:
         """Seconds of a lap for each real target token."""

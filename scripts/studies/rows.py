@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from scripts import runs_folder
 from scripts.book.files import writable
 from scripts.ch04_encoder_decoder import EncoderDecoder
-from scripts.ch06_training import Batch, LabelSmoothing, run_epoch
+from scripts.ch06_training import Batch, LabelSmoothing
 from scripts.ch07_multi30k import make_batch, token_batches
 from scripts.ch08_decoding import plain_translate
 from scripts.ch19_ablations import StudyRow
@@ -31,6 +31,7 @@ from scripts.core.models import Trained
 from scripts.core.optimizers import make_optimizer
 from scripts.core.scores import corpus_bleu
 from scripts.core.settings import TrainConfig, learning_rate
+from scripts.core.steps import Step, losses_on, train_on
 from scripts.fast.losses import LossOf
 from scripts.fast.translating import fast_translate
 from scripts.studies.runner import SWEEP, Run
@@ -61,11 +62,10 @@ def fit_best(
     optimizer, criterion = make_optimizer(config, model), LabelSmoothing(config.smoothing)
     rate_at = learning_rate(config, sum(map(len, epochs)))
     scheduler = LambdaLR(optimizer, lambda done: rate_at(done + 1))
-    settings = {"clip": config.clip, "loss_of": loss_of}
+    take = Step(model, criterion, optimizer, loss_of, config.clip)
     losses, trained, best = [], [], {}
     for parts in epochs:
-        batches = map(batch_of, parts)
-        report = run_epoch(batches, model, criterion, optimizer, scheduler, **settings)
+        report = train_on(map(batch_of, parts), take, scheduler)
         trained.append(report.nll / report.tokens)
         losses.append(validate())
         if not math.isfinite(losses[-1]):
@@ -80,7 +80,7 @@ def fit_best(
 
 def nats(model: nn.Module, batches: Iterable[Any], loss_of: LossOf) -> float:
     """Mean loss per token of `batches`, not smoothed, dropout off."""
-    report = run_epoch(batches, model, LabelSmoothing(0.0), loss_of=loss_of)
+    report = losses_on(batches, model, LabelSmoothing(0.0), loss_of)
     return report.nll / report.tokens
 
 
