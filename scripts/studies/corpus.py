@@ -58,7 +58,7 @@ def million_operations(v: int, lengths: Sequence[tuple[int, ...]]) -> float:
 
 
 def multi30k_facts() -> dict[str, Any]:
-    """What chapter 7 says about Multi30k, computed from its files in a few minutes."""
+    """What chapter 7 says about Multi30k, computed from its files in two minutes."""
     pairs = multi30k()
     both = [text for pair in pairs["train"] for text in pair]
     bpe = {size: ch07.BPETokenizer.train(both, size) for size in SIZES}
