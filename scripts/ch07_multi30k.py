@@ -71,7 +71,7 @@ torch.set_default_dtype(torch.float64)  # the same numbers on every machine
 #
 # > **In short.** Read your data before you train on it. People wrote these captions: with typos, free translations and a missing line.
 #
-# **Multi30k** holds English captions of photographs from Flickr, translated into German by professional translators; we translate the translations back. What this notebook says about Multi30k comes from a record, made from the real files by `python -m scripts.studies.corpus --save`. *Predict:* what is wrong with each of the last eight of these twenty training pairs?
+# **Multi30k** holds English captions of photographs from Flickr, translated into German by professional translators; we translate the translations back. What this notebook counts in Multi30k comes from a record, made from the real files by `python -m scripts.studies.corpus --save`. *Predict:* what is wrong with each of the last eight of these twenty training pairs?
 
 # %%
 facts = load_record("multi30k-corpus")
@@ -381,7 +381,7 @@ titled(
 print(" ".join(bpe.pieces("Regenbogenforelle")))
 
 # %% [markdown]
-# `<unk>` is left for characters that the training text lacks; Multi30k's test sets have none.
+# `<unk>` is left for characters that the training text lacks.
 #
 # ### How large a vocabulary?
 #
