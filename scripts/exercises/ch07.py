@@ -1,6 +1,7 @@
 """Chapter 7's exercises."""
 
 from collections.abc import Iterable, Sequence
+from io import StringIO
 
 from scripts.book.exercises import exercise
 from scripts.ch07_multi30k import padding_share
@@ -16,8 +17,8 @@ from scripts.ch07_multi30k import padding_share
 )
 def first_shift(text: str) -> int | None:
     """The first line that `splitlines` cuts although it holds no newline."""
-    lines = enumerate(text.split("\n"))
-    return next((i for i, line in lines if len(f"{line}\n".splitlines()) > 1), None)
+    lines = enumerate(StringIO(text, newline="\n"))  # each with its newline, where it has one
+    return next((i for i, line in lines if len(line.splitlines()) > 1), None)
 
 
 @exercise(

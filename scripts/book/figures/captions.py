@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from scripts import Late
-from scripts.book.charts import bars, heatmap, lines, long, named
+from scripts.book.charts import heatmap, lines, long, named
 from scripts.book.look import GREY, PALETTE, colored
 
 alt, pd = Late("altair"), Late("pandas")
@@ -32,7 +32,7 @@ def merge_tree(steps: Sequence[Sequence[str]]) -> alt.LayerChart:
     slider = alt.param(name="merges", value=last, bind=bind)
     width, height = max(260, 44 * len(steps[0])), 36 * (last + 1)
     x = alt.X("x:Q", axis=None).scale(domain=[-0.6, len(steps[0]) - 0.4], nice=False)
-    y = alt.Y("y:Q", title="merge").scale(domain=[-0.7, last + 0.7], nice=False)
+    y = alt.Y("y:Q", title="merge number").scale(domain=[-0.7, last + 0.7], nice=False)
     y = y.axis(values=list(range(last + 1)), format="d", grid=False, domain=False, ticks=False)
     base = alt.Chart(frame).transform_filter("datum.merge <= merges").encode(x, y)
     kinds = {"a final piece": PALETTE[0], "joined further": GREY}
@@ -58,10 +58,3 @@ def two_batches(masks: Mapping[str, Any]) -> alt.HConcatChart:
     look = {"row_title": "sentence", "column_title": "position", "words": ("token", "padding")}
     panels = {name: heatmap(mask, cell=10, **look) for name, mask in masks.items()}
     return alt.hconcat(*named(panels), spacing=30)
-
-
-def padding_bars(table: Mapping[str, float]) -> alt.LayerChart:
-    """The share of padding for each way to make batches."""
-    frame = pd.DataFrame(table.items(), columns=["batches", "padding"])
-    look = {"value_title": "share of the batch that is padding", "number_format": ".0%"}
-    return bars(frame, "batches", "padding", end=1.0, **look)
