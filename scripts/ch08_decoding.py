@@ -603,7 +603,7 @@ print(f"BLEU {calm_bleu:.1f}; with dropout", [round(score, 1) for score in bleu]
 assert calm_bleu - sum(bleu) / 4 > 0.5
 
 # %% [markdown]
-# About 5 on these 30; on 300 validation captions 2.1 to 2.9 (eight seeds). No single text shows it. To find it, translate twice; to mend it, `.eval()`.
+# It costs about 5 on these 30; on 300 validation captions 2.1 to 2.9 (eight seeds). To find it, translate twice; to mend it, `.eval()`.
 #
 # The Annotated Transformer translates Multi30k without `.eval()`. Our `greedy_decode` and `beam_search` switch dropout off themselves; `write_one_by_one` trusts its caller.
 #
@@ -771,16 +771,16 @@ ways = ways.fillna({"temperature": 0.6, "top_p": 1.0, "choice": "one draw"})
 ways[["temperature", "top_p", "choice", "bleu", "chrf2"]]
 
 # %% [markdown]
-# A plain draw costs 14 BLEU against greedy's 41.2; the nucleus brings 6 back, a low temperature nearly all. Of 16 draws log p / T picks as well as the vote, both like a beam of 5 with α = 0.6 (42.0). Log p alone does worse with each seed: it picks short texts, as a beam does. The vote leads in chrF2, which it maximises.
+# A plain draw costs 14 BLEU against greedy's 41.2; the nucleus brings 6 back, a low temperature nearly all. In BLEU log p / T chooses as well as the vote, and both equal the beam of 5 (42.0). Log p alone does worse with each seed: it picks short texts. The vote leads in chrF2, by which it votes.
 #
 # ## Summary
 #
 # - Greedy decoding can't go back. Beam search keeps K prefixes.
 # - Likelihood favours short outputs; a length penalty balances that.
-# - On 3 to 5% of our captions the empty text is likelier than a wide beam's.
+# - On 3 to 5% of our captions the empty text is likelier than the beam's.
 # - In training mode a model translates fluently, worse, and differently each time.
 # - A cache keeps keys and values, so a step computes only one token.
-# - One draw costs BLEU. Choosing among 16 wins it back: log p / T as well as the vote.
+# - One draw costs BLEU. The best of 16 doesn't, by log p / T as by vote.
 #
 # ## What the paper did that we don't
 #

@@ -95,7 +95,7 @@ def curse_chart(captions: pd.DataFrame) -> alt.TopLevelMixin:
     color = colored("text", texts, legend=alt.Legend(title="the text", orient="top"))
     return titled(
         (lines + dots.encode(x, y, color)).properties(width=480, height=260),
-        f"For {len(struck)} of {len(captions)} captions the empty text is likelier",
+        f"For {len(struck)} of {len(captions)} captions the empty text is likelier than the beam's",
         "Each caption is a blue and an orange point, one above the other. A line joins them where "
         "the empty text is likelier.",
     )
@@ -160,6 +160,7 @@ def next_word_chart(pieces: Sequence[str], log_probs: Sequence[float]) -> alt.To
     drawn = bars.mark_bar(color=PALETTE[0]).encode(x.axis(values=[0, 0.5, 1]), y)
     model = bars.mark_tick(color=PALETTE[1], thickness=3, aria=False).encode(x="model:Q", y=y)
     number = drawn.mark_text(align="left", dx=8).encode(text=alt.Text("drawn:Q", format=".2f"))
+    number = number.transform_filter("datum.drawn > 0")
     both = (drawn + model + number).properties(width=400, height=alt.Step(24))
     return titled(
         both.add_params(*sliders),
