@@ -602,6 +602,6 @@ check(values_silenced)
 #
 # *project · difficulty ●●● · worth ●●○ · 240 minutes*
 #
-# Silence half of the heads by worth, keep them silent, and train the rest for one more epoch at a low rate (chapter 9's `Training`). How much of the loss comes back? Compare with a random half, and with a model that never had those heads.
+# Silence half of the heads by worth, keep them silent, and train the rest for one more epoch at a low rate (`Training` of [`core`](../scripts/core/training.py)). How much of the loss comes back? Compare with a random half, and with a model that never had those heads.
 #
 # Next: [Chapter 17 · A small GPT](ch17_small_gpt.ipynb)

@@ -338,7 +338,7 @@ print(f"{total} test captions, {hard} hard; always singular: {never:.1%} wrong")
 pd.DataFrame(table).T.rename_axis(["kind", "labels"])
 
 # %% [markdown]
-# Errors (geometric means) are compared as ratios, by chapter 9's rule ([`verdict.py`](../scripts/book/verdict.py)), six pairs at once. Its one spread for all rows fits badly here: the intervals should be wider for 100 labels and for all, and narrower for 1,000. *Told*: on all captions, seeds don't explain the difference. The last two columns tell the same of the *hard* captions, with a preposition such as *mit* before the verb (but not as the first word), and of the others.
+# Errors (geometric means) are compared as ratios, by chapter 10's rule ([`verdict.py`](../scripts/book/verdict.py)), six pairs at once. Its one spread for all rows fits badly here: the intervals should be wider for 100 labels and for all, and narrower for 1,000. *Told*: on all captions, seeds don't explain the difference. The last two columns tell the same of the *hard* captions, with a preposition such as *mit* before the verb (but not as the first word), and of the others.
 #
 # With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. An encoder from scratch shows no clear difference from the bag. So what helps is what was read without labels, not the architecture alone.
 #

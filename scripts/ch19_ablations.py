@@ -467,7 +467,7 @@ for name, count in alarms.items():
 # %% [markdown]
 # Two in five studies discover something that isn't there. (Independent rows, without a common base, would do worse: Exercise 1.)
 #
-# The remedy: with $m$ rows, ask of each that $p < 0.05/m$ (Bonferroni). Holm's method (1979; Exercise 2) is as safe and a little less strict: the smallest $p$ must be below $0.05/m$, the next one below $0.05/(m-1)$, and so on, up to the first that fails. (The printed line *all rows together* uses it.) A row that passes is *told apart* from the base.
+# The remedy is Holm's, of [chapter 10](ch10_judging.ipynb) (and Exercise 2): with $m$ rows the smallest $p$ must be below $0.05/m$, the next one below $0.05/(m-1)$, and so on. (The printed line *all rows together* uses it.) A row that passes is *told apart* from the base.
 #
 # ## What the recorded runs show
 #

@@ -16,13 +16,9 @@ from scripts.ch06_training import BOS, EOS, PAD, UNK
 from scripts.ch07_multi30k import (
     SPECIALS,
     BPETokenizer,
-    Example,
     build_vocab,
     encode_pairs,
-    learn_merges,
-    merge_pair,
     merge_steps,
-    pad_rows,
     padding_share,
     padding_table,
     source_ids,
@@ -57,11 +53,10 @@ def test_erratum_18_vocabulary_of_the_training_split_alone(corpus):
     honest, leaky = build_vocab(few), build_vocab(few + test)
     known, counts = {w for words in few for w in words}, Counter(w for words in test for w in words)
     missing = sum(n for w, n in counts.items() if w not in known) / counts.total()
-    assert [honest.stoi[name] for name in SPECIALS] == [PAD, UNK, BOS, EOS]
+    assert [honest[name] for name in SPECIALS] == [PAD, UNK, BOS, EOS]
     assert unknown_rate(test, honest) == pytest.approx(missing) and missing > 0.05
-    assert unknown_rate(test, honest) == pytest.approx(missing)  # looking up has added no word
     assert unknown_rate(test, leaky) == 0  # the wrong version
-    assert set(build_vocab([["a", "a", "b"]], 2).itos[4:]) == {"a"}
+    assert [*build_vocab([["a", "a", "b"]], 2)][4:] == ["a"]
 
 
 def test_erratum_27_no_download_for_tokenisers_and_sample(monkeypatch):
@@ -121,21 +116,6 @@ def test_text_that_looks_the_same_has_the_same_ids_and_normal_text_keeps_its_own
     assert [*map(bpe.encode, normal)] == bpe.processor.encode(normal)  # SentencePiece's own
 
 
-def test_learn_merges_takes_the_most_frequent_pair():
-    words = {"low": 5, "lower": 2, "newest": 6, "widest": 3}
-    split = {(*word, "</w>"): n for word, n in words.items()}
-    merges = learn_merges(words, 10)
-    for merge in merges:
-        counts = Counter()
-        for pieces, n in split.items():
-            for pair in zip(pieces, pieces[1:], strict=False):
-                counts[pair] += n
-        assert counts[merge] == max(counts.values())
-        split = {merge_pair(pieces, merge): n for pieces, n in split.items()}
-        assert {"".join(pieces) for pieces in split} == {word + "</w>" for word in words}
-    assert merge_pair(("a", "a", "a"), ("a", "a")) == ("aa", "a")
-
-
 def test_merge_steps_are_sentencepieces(bpe, corpus):
     rank = {bpe.processor.id_to_piece(i): i for i in range(4, len(bpe))}
     for german, _ in corpus["test"][:40]:
@@ -164,31 +144,6 @@ def test_erratum_19_buckets_waste_a_fraction_of_fixed_width(bpe, corpus):
     assert ours < 0.1 and shuffled > 2 * ours and fixed > 0.5
 
 
-@pytest.mark.parametrize("limit", [40, 128, 1000])
-def test_token_batches(limit):
-    rng = random.Random(limit)
-    examples = [Example([5] * rng.randint(1, 40), [5] * rng.randint(2, 40)) for _ in range(300)]
-    lengths = [(len(e.src), len(e.tgt)) for e in examples]
-    in_order, first, again, other = (
-        token_batches(examples, limit, seed if seed is None else random.Random(seed))
-        for seed in (None, 1, 1, 2)
-    )
-    for batches in (in_order, first):
-        assert sorted(i for batch in batches for i in batch) == list(range(300))
-        assert all(len(batch) * max(max(lengths[i]) for i in batch) <= limit for batch in batches)
-    for batch, after in zip(in_order, in_order[1:], strict=False):  # each is as full as can be
-        assert (len(batch) + 1) * max(max(lengths[i]) for i in (*batch, after[0])) > limit
-    rows = [pad_rows([getattr(examples[i], side) for i in batch])
-            for batch in first for side in ("src", "tgt")]  # fmt: skip
-    pads, cells = sum(int((r == PAD).sum()) for r in rows), sum(r.numel() for r in rows)
-    assert padding_share(lengths, first) == pytest.approx(pads / cells)
-    assert first == again != other
-    longest = [[lengths[batch[-1]][1] for batch in batches] for batches in (in_order, first)]
-    assert longest[0] == sorted(longest[0]) and longest[1] != sorted(longest[1])
-    with pytest.raises(ValueError, match="does not fit 39 a batch"):
-        token_batches([Example([5] * 40, [5])], 39)
-
-
 # The record
 
 
@@ -203,12 +158,10 @@ def test_what_the_prose_says_of_the_record():
         12678: "stadning", 15574: "Hintrgrund", 16663: "@@", 25222: "plying a guitar",
     }.items():  # fmt: skip
         assert words.lower() in captions[line].lower() and words.lower() in prose.lower()
-    for shares in facts["lengths"].values():
-        assert round(10 * sum(shares[str(n)] for n in range(8, 14))) == 6
-    assert round(100 * facts["unknown"][0]["train only"]) == 3
-    assert round(4 * facts["unknown"][0]["sentences"]) == 1
-    _, shuffled, bucketed = facts["padding"].values()
-    assert f"from {shuffled:.0%} to {bucketed:.0%}" in prose
+    assert all(abs(row["ceiling"] - row["formula"]) < 0.5 for row in facts["unknown"])
+    assert min(facts["operations"], key=facts["operations"].get) == "4096"
+    for share in facts["padding"].values():
+        assert f"{share:.0%}" in prose
 
 
 @pytest.mark.audit

@@ -32,7 +32,7 @@ class ShoutOptions:
     """Not shown: `places` says it."""
     tone: Literal["high", "low"] = "low"
     """How high."""
-    trials: int | None = 2
+    sentences: int | None = 2
     """How often."""
     echo: bool = True
     """With an echo."""
@@ -59,19 +59,19 @@ def shout(options):
 
     Not in the help.
     """
-    print(" ".join(options.word).upper() * options.trials)
+    print(" ".join(options.word).upper() * options.sentences)
 
 
 def test_fields_are_options(capsys):
     assert shout.parse([]) == ShoutOptions()
-    argv = ["--tone", "high", "1.5", "{a: b}", "null", "--trials", "3", "--no_echo", "--save"]
+    argv = ["--tone", "high", "1.5", "{a: b}", "null", "--sentences", "3", "--no_echo", "--save"]
     words = ["1.5", "{a: b}", "null"]
     assert shout.parse(argv) == ShoutOptions(words, "high", 3, False, save=True)
     assert shout.parse(["--save", "ho", "--from", "1"]).word == ["ho"]  # a flag takes no value
     assert shout.parse(["--from=here"]).from_ == "here"
-    defaults = shout.parse(["--tone", "high"], {"trials": 9})
-    assert (defaults.trials, defaults.tone) == (9, "high")
-    assert shout(["ho", "--trials", "1"]) == 0
+    defaults = shout.parse(["--tone", "high"], {"sentences": 9})
+    assert (defaults.sentences, defaults.tone) == (9, "high")
+    assert shout(["ho", "--sentences", "1"]) == 0
     assert capsys.readouterr().out == "HO\n"
 
 
@@ -87,8 +87,8 @@ def test_help_tells_of_every_field(capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--trials", "many"], "--trials can't be 'many': --help says"),
-        (["--trials", "0"], "trials must be at least 1, not 0"),
+        (["--sentences", "many"], "--sentences can't be 'many': --help says"),
+        (["--sentences", "0"], "sentences must be at least 1, not 0"),
         (["--trial", "3"], "unrecognized"),  # names are written in full
         (["nothing"], "say something"),
     ],
@@ -154,10 +154,10 @@ def test_a_command_may_give_its_own_code_and_a_fault_of_ours_keeps_its_traceback
 
 
 def test_a_command_is_said_as_it_would_be_typed():
-    options = ShoutOptions(trials=3, echo=False, device="cuda", save=True)
+    options = ShoutOptions(sentences=3, echo=False, device="cuda", save=True)
     typed = as_typed("scripts.shout", options)
-    assert typed == "python -m scripts.shout --trials 3 --no_echo --save"
-    assert shout.parse(shlex.split(typed)[3:]) == ShoutOptions(trials=3, echo=False, save=True)
+    assert typed == "python -m scripts.shout --sentences 3 --no_echo --save"
+    assert shout.parse(shlex.split(typed)[3:]) == ShoutOptions(sentences=3, echo=False, save=True)
     low = as_typed("scripts.shout", ShoutOptions(tone="high"), places=["tone"])
     assert low == "python -m scripts.shout high --save"
     assert provenance(typed)["repeat"] == provenance(typed)["command"] == typed

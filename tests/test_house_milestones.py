@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import CHAPTERS
 
-from scripts.book.exercises import runs_on
+from scripts.book.exercises import runs_on, scores_with
 
 # A name, what its text loses or gets in place of what, and what the translator then does.
 FAULTS = [
@@ -30,7 +30,7 @@ FAULTS = [
 
 def part(name, old="", new=""):
     """A chapter's definition, as if a reader had written it with `new` in place of `old`."""
-    for home in map(importlib.import_module, (f"scripts.{p.stem}" for p in CHAPTERS[1:9])):
+    for home in map(importlib.import_module, (f"scripts.{p.stem}" for p in CHAPTERS[1:11])):
         if getattr(getattr(home, name, None), "__module__", "") == home.__name__:
             text = inspect.getsource(getattr(home, name))
             assert old in text
@@ -64,3 +64,17 @@ def test_what_does_not_fit_is_refused():
         runs_on(renamed)
     with pytest.raises(ValueError, match="no part of the translator is called 'attend'"):
         runs_on(attend=renamed)
+
+
+def test_a_bleu_of_the_readers_own_is_judged_part_by_part(capsys):
+    for old, new, symptom in (
+        ("", "", "The same parts, and the same score."),
+        (
+            "(output_counts & reference_counts)",
+            "output_counts",
+            "Your matches: [147, 137, 127, 117], and not [116, 81, 58, 43].",
+        ),
+        ("map(len, outputs)", "map(len, references)", "Your output_length: 153, and not 147."),
+    ):
+        scores_with(part("bleu_parts", old, new))
+        assert symptom in capsys.readouterr().out

@@ -48,8 +48,6 @@ DOMAINS = {
     "hours": "more than 0",
     "minutes": "more than 0",
     "workers": "from 1 to 1,000",
-    "trials": "at least 1",
-    "samples": "at least 1",
 }
 RANGE = re.compile(r"(from|at least|more than) ([\d,]+)(?: (to below|to|and at most) ([\d,]+))?")
 

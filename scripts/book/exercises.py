@@ -1,8 +1,8 @@
 """Exercises in a chapter: `check(your_function)` judges it, `solution("its_name")` shows ours.
 
-`runs_on(your_function)` translates with it. All look into `scripts.exercises`, and only when they
-are called. There, an exercise is data: our solution, what it is tried on, and the likeliest
-mistakes, each a wrong function with its message.
+`runs_on(your_function)` translates with it, `scores_with(your_bleu)` judges. All look into
+`scripts.exercises`, and only when they are called. There, an exercise is data: our solution, what
+it is tried on, and the likeliest mistakes, each a wrong function with its message.
 """
 
 import dis
@@ -147,6 +147,11 @@ def runs_on(*parts: Callable, **named: Callable) -> None:
     name of your own, runs_on(EncoderLayer=MyLayer). Prints what comes out, and what goes wrong.
     """
     importlib.import_module("scripts.exercises.milestones").runs_on(*parts, **named)
+
+
+def scores_with(bleu_parts: Callable) -> None:
+    """Judges the shipped translator with your `bleu_parts`, and says where sacreBLEU differs."""
+    importlib.import_module("scripts.exercises.milestones").scores_with(bleu_parts)
 
 
 @functools.cache

@@ -14,10 +14,14 @@ from unittest.mock import patch
 import torch
 
 from scripts import ch08_decoding
+from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import source_ids
+from scripts.ch08_decoding import plain_translate
+from scripts.ch10_judging import tokens_13a
 from scripts.core.models import STUDIED, Trained, load_model
+from scripts.core.scores import corpus_bleu
 
 GERMAN = (  # of different lengths, so that there are pads; the last one stumbles over small faults
     "Ein brauner Hund spielt im Garten.",
@@ -135,3 +139,24 @@ def runs_on(*parts: Callable, **named: Callable) -> None:
     print(verdict(yours, ours, probability, expected))
     numbers = f"{probability:.3f} by yours, {expected:.3f} by ours"
     print(f"Mean {what}: {numbers}.")
+
+
+def scores_with(bleu_parts: Callable) -> None:
+    """Judges chapter 9's translator on ten captions, by your `bleu_parts` and by sacreBLEU.
+
+    Prints both scores, and each part that differs.
+    """
+    samples = load_record("multi30k-de-en")["samples"]
+    outputs = plain_translate(load_model(STUDIED), [row["source"] for row in samples])
+    references = [row["reference"] for row in samples]
+    theirs = corpus_bleu(outputs, references)
+    yours = bleu_parts(*([tokens_13a(text) for text in side] for side in (outputs, references)))
+    print(f"BLEU of ten captions: {yours.score:.2f} by yours, {theirs.score:.2f} by sacreBLEU.")
+    right = [theirs.counts, theirs.totals, theirs.sys_len, theirs.ref_len]
+    names = ["matches", "totals", "output_length", "reference_length"]
+    wrong = [pair for pair in zip(names, right, strict=True) if getattr(yours, pair[0]) != pair[1]]
+    for name, value in wrong:
+        print(f"Your {name}: {getattr(yours, name)}, and not {value}.")
+    if not wrong:
+        same = math.isclose(yours.score, theirs.score, rel_tol=1e-9)
+        print(f"The same parts, {'and the same' if same else 'but not the same'} score.")

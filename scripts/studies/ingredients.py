@@ -14,8 +14,9 @@ from scripts.book.records import recorded
 from scripts.ch12_going_fast import keep_memory
 from scripts.core.checkpoints import saved_states
 from scripts.core.data import TrainingData, prepare
+from scripts.core.models import load_model
 from scripts.core.settings import PRESETS, TrainConfig
-from scripts.fast.run import average_if_better, fit
+from scripts.fast.run import average_if_better, evaluate, fit
 from scripts.studies.runner import Run, kept_at
 
 RECIPE = "the recipe"
@@ -39,9 +40,12 @@ def scored_run(config: TrainConfig, data: TrainingData) -> Run:
 
     def train() -> Run:
         history = fit(config, data, folder, resume=bool(saved_states(folder)))
+        trained = load_model(folder)  # the best epoch's
+        beam = evaluate(trained, data.corpus["val"], config.beam, config.alpha)["bleu"]
         *_, mean = average_if_better(config, data, folder, history).values()
         bleus = [round(row["val_bleu"], 3) for row in history]
-        return {"history": bleus, "best": max(bleus), "mean of epochs": round(mean, 3)}
+        scores = {"best": max(bleus), "mean of epochs": round(mean, 3), "beam": beam}
+        return {"history": bleus} | scores
 
     run = kept_at(folder / "score.json", {"config": asdict(config)}, train)
     del run["config"]

@@ -1,12 +1,9 @@
-"""Where a translator errs, chapter 10's record: `python -m scripts.studies.judging --save`."""
+"""Chapter 10's record, of searches compared: `python -m scripts.studies.judging --save`."""
 
 import math
-from bisect import bisect
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from scripts import ch10_judging as ch10
 from scripts.ch08_decoding import sentence_chrf
@@ -17,61 +14,12 @@ from scripts.studies.subject import Corpus, Pairs, StudyOptions, Texts, encoded,
 
 ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
 BEAMS = (1, 5)  # greedy search, and the beam that the chapter judges
-# Buckets, and where each begins: words of a source, and a word's occurrences in training.
-LENGTHS = {"1–7": 1, "8–10": 8, "11–13": 11, "14–17": 14, "18+": 18}
-FREQUENCIES = {"0": 0, "1–2": 1, "3–9": 3, "10–99": 10, "100+": 100}
 QUOTED = 5  # sentences, no more: they aren't ours to publish
-
-
-def bleu_by_length(
-    sources: Texts, outputs: Texts, references: Texts, samples: int = 1000
-) -> list[dict[str, Any]]:
-    """BLEU of the sentences of each source length, and where 95% of resampled test sets lie.
-
-    A length is a number of words between spaces. Buckets without a sentence are left out.
-    """
-    counts = ch10.sentence_parts(outputs, references)  # (N, 10)
-    lengths = [max(1, len(text.split())) for text in sources]
-    buckets = np.digitize(lengths, [*LENGTHS.values()])  # (N,), from 1
-    rng, table = np.random.default_rng(0), []
-    for number, label in enumerate(LENGTHS, start=1):
-        inside = np.flatnonzero(buckets == number)
-        if len(inside):
-            draws = rng.choice(inside, size=(samples, len(inside)), replace=True)
-            ends = np.percentile(ch10.bleu_of_draws(counts, draws), [2.5, 97.5])
-            scores = *ch10.bleu_of_draws(counts, inside[None]), *ends
-            bleu, low, high = (round(float(score), 2) for score in scores)
-            row = {"words": label, "sentences": len(inside)}
-            table.append(row | {"bleu": bleu, "low": low, "high": high})
-    return table
 
 
 def plain_words(text: str) -> list[str]:
     """The words of a text, lower-cased and without punctuation."""
     return [token for token in ch10.tokens_13a(text.lower()) if any(map(str.isalnum, token))]
-
-
-def recall_by_frequency(
-    outputs: Texts, references: Texts, training: Iterable[str]
-) -> list[dict[str, Any]]:
-    """For each bucket of training frequency: the references' words, and how many outputs have.
-
-    A word counts as found at most as often as the output has it.
-    """
-    seen = Counter(word for text in training for word in plain_words(text))
-    edges, words, found = [*FREQUENCIES.values()], Counter(), Counter()
-    for texts in zip(outputs, references, strict=True):
-        output, reference = (Counter(plain_words(text)) for text in texts)
-        for word, times in reference.items():
-            bucket = bisect(edges, seen[word]) - 1
-            words[bucket] += times
-            found[bucket] += min(times, output[word])
-    table = []
-    for bucket, label in enumerate(FREQUENCIES):
-        row = {"frequency": label, "words": words[bucket], "found": found[bucket]}
-        row["recall"] = round(found[bucket] / words[bucket], 4) if words[bucket] else None
-        table.append(row)
-    return table
 
 
 def tenths(differences: Sequence[float]) -> list[dict[str, float]]:
@@ -118,8 +66,6 @@ def analyse_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
     rows, references = encoded(trained, pairs)
     hypotheses = searched(trained, rows, BEAMS, [0.6])
     outputs = {beam: texts_of(trained, best) for (beam, _), best in hypotheses.items()}
-    names = ch10.bleu_by_many_names(trained, pairs, outputs[5])
-    training = (english for _, english in corpus["train"])
     return {
         "split": split,
         "sentences": len(pairs),
@@ -128,9 +74,6 @@ def analyse_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
         "penalties": by_penalty(trained, pairs),
         "penalties_on_val": by_penalty(trained, corpus["val"][: options.sentences]),
         "beam_against_greedy": beam_against_greedy(outputs[1], outputs[5], references),
-        "figures": {name: round(score, 2) for name, score in names.items()},
-        "lengths": bleu_by_length([source for source, _ in pairs], outputs[5], references),
-        "frequencies": recall_by_frequency(outputs[5], references, training),
         "worst": worst(pairs, outputs[5]),
     }
 

@@ -1,14 +1,14 @@
-"""Drawings of chapter 10: what chance does to a difference, and where a translator errs."""
+"""Drawings of chapter 10: what matches, and what chance does to a difference."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from scripts import Late
-from scripts.book.charts import long, rounded, titled
-from scripts.book.look import GREY, PALETTE, bar_axis, colored, row_axis
+from scripts.book.charts import rounded, titled
+from scripts.book.look import GREY, INK, PALETTE, bar_axis, row_axis
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -20,14 +20,14 @@ def ingredient_chart(
 
     The rows in `differing` are marked as those that differ from the recipe by more than seeds do.
     """
-    order = list(record["rows"])
-    runs = [(name, run) for name, row in record["rows"].items() for run in row["runs"]]
-    runs = [(name, run["seed"], run["best"]) for name, run in runs]
-    frame = pd.DataFrame(runs, columns=["changed", "seed", "BLEU"])
-    kinds = ["the recipe", "differs from it", "no clear difference"]
-    kind_of = {name: kinds[1 if name in differing else 2] for name in order}
-    frame["kind"] = frame["changed"].map(kind_of | {"the recipe": kinds[0]})
-    recipe = frame.loc[frame["changed"] == "the recipe", "BLEU"]
+    runs, kinds = [], ["the recipe", "differs from it", "no clear difference"]
+    for name, row in record["rows"].items():
+        kind = kinds[0 if name == kinds[0] else 1 if name in differing else 2]
+        label = f"{name} ({len(row['runs'])})"
+        runs += [(label, run["seed"], run["best"], kind) for run in row["runs"]]
+    frame = pd.DataFrame(runs, columns=["changed", "seed", "BLEU", "kind"])
+    order = [*frame["changed"].unique()]
+    recipe = frame.loc[frame["kind"] == kinds[0], "BLEU"]
     spread = pd.DataFrame({"low": [recipe.min()], "high": [recipe.max()]})
     ends = [math.floor(frame["BLEU"].min() - 0.5), math.ceil(frame["BLEU"].max() + 0.5)]
     place = {"scale": alt.Scale(domain=ends, nice=False, zero=False), "axis": alt.Axis(tickCount=8)}
@@ -47,109 +47,134 @@ def ingredient_chart(
     return titled(
         drawn.properties(width=440, height=26 * len(order)),
         title,
-        "Each point is a run; the band spans the recipe's own seeds. Differs: its p passes a "
-        f"stricter bar, for {len(order) - 1} tests. Narrow model, "
-        f"{record['config']['epochs']} epochs.",
+        "Each point is a run (in parentheses, how many); the band spans the recipe's own. Diamonds "
+        f"pass Holm's test of {len(order) - 1}. Narrow model, {record['config']['epochs']} epochs.",
         wrap=78,
     )
 
 
-def chance_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Beam against greedy: histograms of the coins' swaps and, below, of the sentences' draws."""
-    compared = record["beam_against_greedy"]
-    steps = {key: pd.DataFrame(compared[key]) for key in ("histogram_of_swaps", "histogram")}
-    both = pd.concat(steps.values())
-    ends = [round(both["from"].min() - 0.2, 1), round(both["from"].max() + 0.3, 1)]
-    scale = alt.Scale(domain=ends, nice=False)
-    measured = (compared["difference"], f"{compared['difference']:+.2f}, measured")
-    solid, dashed = {"strokeWidth": 2.5}, {"strokeWidth": 1.5, "strokeDash": [5, 4]}
-    middle = (*measured, "center", solid)
-    spread = [  # aligned so that they don't touch
-        (compared[end], f"{compared[end]:+.2f}", align, dashed)
-        for end, align in (("low", "right"), ("high", "left"))
-    ]
+def match_walls(pairs: Collection[tuple[list[str], list[str]]]) -> alt.TopLevelMixin:
+    """For outputs and references, lists of tokens: a brick for each n-gram, blue if it has a match.
 
-    def panel(key: str, color: str, title: str, x_title: str | None, marks: list[tuple]):
-        frame = steps[key].assign(share=steps[key]["draws"] / steps[key]["draws"].sum())
-        frame["to"] = frame["from"] + 0.1
-        x = alt.X("from:Q", bin="binned", scale=scale, title=x_title)
-        x = x.axis(labelFlush=False, labels=x_title is not None)
-        y = alt.Y("share:Q", title="share").axis(format=".0%", tickCount=4)
-        columns = alt.Chart(rounded(frame)).mark_bar(binSpacing=1, color=color, opacity=0.7)
-        layers = [columns.encode(x, y, x2="to:Q")]
-        for place, label, align, look in marks:
+    The bricks of the lowest row are the output's words; one of n words lies n − 1 rows higher, over
+    their middle.
+    """
+    rows, widest = ["quadruples", "triples", "pairs", "words"], max(len(o) for o, _ in pairs)
+    walls = []
+    for output, reference in pairs:
+        padded, bricks = f" {' '.join(reference)} ", []
+        for n, row in enumerate(reversed(rows), start=1):
+            for i in range(len(output) - n + 1):
+                text = " ".join(output[i : i + n])
+                kind = "match" if f" {text} " in padded else "no match"
+                left = i + (n - 1) / 2
+                label = text if n == 1 else ""
+                bricks.append((row, left, left + 0.94, left + 0.47, label, kind, text))
+        names = ["row", "left", "right", "middle", "label", "kind", "text"]
+        base = alt.Chart(pd.DataFrame(bricks, columns=names)).encode(
+            bar_axis("row", rows, grid=False, domain=False)
+        )
+        scale = alt.Scale(domain=[0, widest], nice=False)
+        kinds = ["match", "no match"]
+        fill = alt.Color("kind:N", scale=alt.Scale(domain=kinds, range=[PALETTE[0], "white"]))
+        ink = alt.when("datum.kind == 'match'").then(alt.value("white")).otherwise(alt.value(INK))
+        wall = base.mark_rect(stroke=GREY, strokeWidth=1, aria=False).encode(
+            alt.X("left:Q", scale=scale, axis=None),
+            alt.X2("right:Q"),
+            fill.legend(None),
+            tooltip=["text", "kind"],
+        )
+        words = base.mark_text(fontSize=11).encode(
+            alt.X("middle:Q", scale=scale, axis=None), text="label:N", color=ink
+        )
+        heading = alt.Title(f"reference: {' '.join(reference)}", anchor="start", fontSize=13)
+        walls.append(alt.layer(wall, words).properties(width=630, height=104, title=heading))
+    return alt.vconcat(*walls, spacing=18)
+
+
+def histograms(
+    panels: Mapping[str, pd.DataFrame],
+    step: float,
+    x_title: str,
+    marks: Mapping[str, list[tuple[float, str, str]]],
+    y_title: str = "",
+    height: int = 90,
+) -> alt.TopLevelMixin:
+    """Histograms above one another, on one axis: columns `from` and `count` in steps of `step`.
+
+    `marks` are a panel's lines: a place, its label, and the side on which this stands.
+    """
+    ends = [op(op(f["from"]) for f in panels.values()) for op in (min, max)]
+    scale = alt.Scale(domain=[round(ends[0] - step, 4), round(ends[1] + 2 * step, 4)], nice=False)
+    drawn = []
+    for number, (name, frame) in enumerate(panels.items(), start=1):
+        last = number == len(panels)
+        x = alt.X("from:Q", bin="binned", scale=scale, title=x_title if last else None)
+        columns = alt.Chart(rounded(frame.assign(to=frame["from"] + step)))
+        columns = columns.mark_bar(binSpacing=1, color=PALETTE[0], opacity=0.7)
+        y = alt.Y("count:Q", title=y_title).axis(tickCount=2, minExtent=36)
+        layers = [columns.encode(x.axis(labelFlush=False, labels=last), y, x2="to:Q")]
+        for place, label, side in marks.get(name, []):
             line = alt.Chart(rounded(pd.DataFrame({"at": [place], "label": [label]})))
             line = line.encode(x=alt.X("at:Q", scale=scale))
-            text = line.mark_text(y=-8, color=PALETTE[1], align=align).encode(text="label:N")
-            layers += [line.mark_rule(color=PALETTE[1], **look), text]
-        heading = alt.Title(title, anchor="start", fontSize=13, fontWeight="normal", offset=18)
-        return alt.layer(*layers).properties(width=460, height=120, title=heading)
+            text = line.mark_text(y=-8, color=PALETTE[1], align=side).encode(text="label:N")
+            dash = [1, 0] if side == "center" else [5, 4]
+            layers += [line.mark_rule(color=PALETTE[1], strokeWidth=2, strokeDash=dash), text]
+        heading = alt.Title(
+            name, anchor="start", fontSize=13, fontWeight="normal", offset=16, frame="group"
+        )
+        drawn.append(alt.layer(*layers).properties(width=460, height=height, title=heading))
+    return alt.vconcat(*drawn)
 
+
+def binned(values: Collection[float], step: float) -> pd.DataFrame:
+    """How many of the values lie in each step, from its lower end."""
+    places = [round(step * math.floor(value / step), 4) for value in values]
+    counts = pd.Series(places).value_counts().sort_index()
+    return pd.DataFrame({"from": counts.index, "count": counts.to_numpy()})
+
+
+def swap_chart(swaps: Collection[float], difference: float) -> alt.TopLevelMixin:
+    """The differences after the tosses; the measured one is marked."""
+    marks = {"": [(difference, f"{difference:+.2f}, measured", "center")]}
+    x_title = "BLEU of the beam minus BLEU of greedy decoding, after swaps"
+    return histograms({"": binned(swaps, 0.1)}, 0.1, x_title, marks, "tosses", height=110)
+
+
+def chance_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """Beam against greedy, recorded: the coins' swaps and, below, the sentences' draws."""
+    compared = record["beam_against_greedy"]
+    frames = [pd.DataFrame(compared[key]) for key in ("histogram_of_swaps", "histogram")]
+    names = ["Equals: a coin swaps each caption's two outputs", "Captions drawn anew"]
+    panels = {n: f.rename(columns={"draws": "count"}) for n, f in zip(names, frames, strict=True)}
+    measured = (compared["difference"], f"{compared['difference']:+.2f}, measured", "center")
+    low, high = compared["low"], compared["high"]
+    ends = [(low, f"{low:+.2f}", "right"), (high, f"{high:+.2f}", "left")]
+    marks = {names[0]: [measured], names[1]: [measured, *ends]}
     x_title = "BLEU of the beam minus BLEU of greedy decoding"
-    equals = "Equals: a coin swaps each sentence's two outputs"
-    upper = panel("histogram_of_swaps", GREY, equals, None, [middle])
-    lower = panel("histogram", PALETTE[0], "Sentences resampled", x_title, [middle, *spread])
-    return titled(
-        alt.vconcat(upper, lower),
-        "The beam's lead is larger than chance would explain",
-        "No grey column reaches the measured difference. Between the dashed lines lie 95% of the "
-        "draws.",
-        wrap=76,
+    return histograms(panels, 0.1, x_title, marks, "times", height=110)
+
+
+def p_chart(p_of_equals: Mapping[str, Collection[float]]) -> alt.TopLevelMixin:
+    """For each test, how often it gives each p, in steps of 0.05, and how many are at most 0.05.
+
+    The line is at 5% of the pairs.
+    """
+    panels = {}
+    for name, values in p_of_equals.items():
+        alarms = sum(p <= 0.05 for p in values) / len(values)
+        label = f"{name}: {alarms:.0%} at most 0.05"
+        panels[label] = binned([p - 1e-9 for p in values], 0.05)
+    frame = pd.concat(panels, names=["test"]).reset_index(level="test")
+    base = alt.Chart(rounded(frame.assign(to=frame["from"] + 0.05)))
+    color = alt.when("datum.to < 0.06").then(alt.value(PALETTE[1])).otherwise(alt.value(PALETTE[0]))
+    columns = base.mark_bar(binSpacing=1).encode(
+        alt.X("from:Q", bin="binned", title="p").scale(domain=[0, 1], nice=False),
+        alt.Y("count:Q", title="pairs").axis(tickCount=3),
+        x2="to:Q",
+        color=color,
     )
-
-
-def length_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """BLEU by the source's length, and its spread, from a record of `studies.judging`."""
-    frame = pd.DataFrame(record["lengths"])
-    sizes = zip(frame["words"], frame["sentences"], strict=True)
-    frame["bucket"] = [f"{words} words (n = {n})" for words, n in sizes]
-    ends = [math.floor(frame["low"].min() / 5) * 5, math.ceil(frame["high"].max() / 5) * 5]
-    scale = alt.Scale(domain=ends, nice=False, zero=False)
-    low = alt.X("low:Q", scale=scale, title="BLEU, and where 95% of resampled test sets lie")
-    middle = alt.X("bleu:Q", scale=scale)
-    base = alt.Chart(rounded(frame)).encode(row_axis("bucket"))
-    spread = base.mark_rule(color=PALETTE[0], strokeWidth=3, opacity=0.45)
-    layers = [
-        spread.encode(low.axis(labelFlush=False), x2="high:Q"),
-        base.mark_circle(color=PALETTE[0], size=110, opacity=1).encode(middle),
-        base.mark_text(dy=-13).encode(middle, text=alt.Text("bleu:Q", format=".1f")),
-    ]
-    return titled(
-        alt.layer(*layers).properties(width=440, height=42 * len(frame)),
-        "Only the longest captions score clearly lower",
-        "BLEU by the words of the source. Each bar holds 95% of resampled sets of such sentences: "
-        "if bars overlap widely, the order may be chance.",
-        wrap=80,
-    )
-
-
-def rare_word_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Recall of the references' words by training frequency, and where the misses are."""
-    counted = pd.DataFrame([row for row in record["frequencies"] if row["words"]])
-    counted.index = [f"{row.frequency} times (n = {row.words:,})" for row in counted.itertuples()]
-    missed = counted["words"] - counted["found"]
-    shares = {
-        "of these words, found": counted["found"] / counted["words"],
-        "of all misses, in this group": missed / max(1, missed.sum()),
-    }
-    frame = long(pd.DataFrame(shares).to_dict("index"), "seen", "what", "share")
-    sides = list(shares)
-    x = alt.X("share:Q", title=None).scale(domain=[0, 1], nice=False)
-    x = x.axis(format=".0%", tickCount=5, labelFlush=False)
-    color = colored("what", dict(zip(sides, PALETTE[:2], strict=True)))
-    color = color.legend(title=None, orient="top")
-    base = alt.Chart(rounded(frame)).encode(x, bar_axis("seen"), alt.YOffset("what:N", sort=sides))
-    numbers = base.mark_text(align="left", dx=5).encode(text=alt.Text("share:Q", format=".0%"))
-    drawn = alt.layer(base.mark_bar().encode(color), numbers)
-    return titled(
-        drawn.properties(width=340, height=alt.Step(20)),
-        "Rare words are seldom found, but most misses are common words",
-        "The references' words, by how often they occur in the training split: the share of each "
-        "group that the outputs contain, and how all misses fall into the groups.",
-    )
-
-
-def sentence_table(record: dict[str, Any], end: str) -> pd.DataFrame:
-    """The quoted sentences of one end, "worst" or "best", from a record of `studies.judging`."""
-    quoted = [row for row in record[end] if "source" in row]
-    return pd.DataFrame(quoted)[["line", "chrf2", "source", "reference", "output"]]
+    level = base.mark_rule(color=INK, strokeDash=[5, 4]).encode(y=alt.datum(0.05 * len(values)))
+    header = alt.Header(title=None, labelAnchor="start", labelFontSize=13)
+    layers = alt.layer(columns, level).properties(width=460, height=54)
+    return layers.facet(alt.Facet("test:N", sort=list(panels), header=header), columns=1)

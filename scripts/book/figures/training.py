@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
 
 from scripts import Late
 from scripts.book.charts import lines, long, rounded, titled
 from scripts.book.look import GREY, LOG, PALETTE, bar_axis
-from scripts.book.records import load_record
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -44,48 +42,23 @@ def learning_curves(
     return alt.layer(drawn, dashes, names) if marks else drawn
 
 
-LOG_TICKS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]  # the marks of a logarithmic axis
-
-
-def history_chart(name: str, title: str, caption: str) -> alt.HConcatChart:
-    """Validation BLEU and perplexity by epoch, from the record `results/NAME.json`."""
-    frame = pd.DataFrame(load_record(name)["history"])
-    both = frame.melt("epoch", ["train_ppl", "val_ppl"], "split", "perplexity")
-    both["split"] = both["split"].map({"train_ppl": "training", "val_ppl": "validation"})
+def history_chart(history: pd.DataFrame, title: str, caption: str) -> alt.HConcatChart:
+    """Validation BLEU, and both losses, by epoch; `history` has a row for each epoch."""
+    names = {"train_loss": "training", "val_loss": "validation"}
+    both = history.rename(columns=names).melt("epoch", [*names.values()], "split", "loss")
     size = {"points": True, "width": 225, "height": 220}
-    bleu = lines(frame, "epoch", "val_bleu", y_title="validation BLEU", zero=True, **size)
     mark = {"color": PALETTE[1]}  # validation's, as in the panel beside it
+    bleu = lines(history, "epoch", "val_bleu", y_title="validation BLEU", zero=True, **size)
     bleu = bleu.mark_line(point={"filled": True, "size": 45} | mark, **mark)
-    top, last = math.ceil(1.2 * both["perplexity"].max()), int(frame["epoch"].max())
-    y = alt.Y("perplexity:Q", title="perplexity").scale(domain=[1, top], **LOG)
-    y = y.axis(values=[value for value in LOG_TICKS if value <= top])
     legend = alt.Legend(title=None, orient="top-right", symbolType="stroke", fillColor="white")
-    color = alt.Color("split:N", sort=["training", "validation"], legend=legend)
-    ppl = lines(both, "epoch", "perplexity", "split", **size).encode(y, color)
+    color = alt.Color("split:N", sort=[*names.values()], legend=legend)
+    y_title = "loss (nats a token)"
+    loss = lines(both, "epoch", "loss", "split", y_title=y_title, zero=True, **size).encode(color)
+    last = int(history["epoch"].max())
     x = alt.X("epoch:Q", title="epoch").scale(domain=[1, last], nice=False)
     x = x.axis(values=[1, *range(last % 3 + 3, last + 1, 3)], format="d")
-    both_panels = bleu.encode(x) | ppl.encode(x)
-    both_panels = both_panels.resolve_scale(color="independent")  # the legend stays in its panel
-    return titled(both_panels, title, caption, wrap=78)
-
-
-def score_table(*names: str) -> pd.DataFrame:
-    """Test scores of recorded runs: cased sacreBLEU, lower-cased beside it."""
-    keys = ["bleu", "bleu_greedy", "bleu_lowercased", "search"]
-    rows = [
-        (name, split, *(test[key] for key in keys))
-        for name in names
-        for split, test in load_record(name)["test"].items()
-    ]
-    columns = ["model", "test set", "BLEU", "greedy", "lower-cased", "search"]
-    return pd.DataFrame(rows, columns=columns).set_index("model")
-
-
-def sample_table(name: str) -> pd.DataFrame:
-    """The first four translations on record, each under its source and beside its reference."""
-    samples = load_record(name)["samples"][:4]
-    rows = [(i + 1, what, sample[what]) for i, sample in enumerate(samples) for what in sample]
-    return pd.DataFrame(rows, columns=["caption", "what", "text"]).set_index(["caption", "what"])
+    panels = (bleu.encode(x) | loss.encode(x)).resolve_scale(color="independent")
+    return titled(panels, title, caption, wrap=78)  # the legend stays in its panel
 
 
 def diary(frame: pd.DataFrame) -> alt.HConcatChart:
@@ -98,3 +71,22 @@ def diary(frame: pd.DataFrame) -> alt.HConcatChart:
     texts = texts.encode(alt.Y("step:N", axis=None), text="translation:N")
     size = {"height": 24 * len(frame)}
     return alt.hconcat(bars.properties(width=170, **size), texts.properties(width=430, **size))
+
+
+def fall_chart(rows: Sequence[Mapping[str, float]], end: int) -> alt.VConcatChart:
+    """What was read last, how long translations are, and their BLEU, around the epoch's `end`."""
+    frame = pd.DataFrame(rows)
+    panels = {
+        "recent_length": "labels in a caption,\nlast ten steps",
+        "length_ratio": "length of outputs /\nof references",
+        "bleu": "validation BLEU",
+    }
+    last = "step since the epoch began; dashed: its end"
+    mark = alt.Chart(pd.DataFrame({"step": [end]})).mark_rule(strokeDash=[4, 4], color=GREY)
+    drawn = []
+    for name, title in panels.items():
+        curve = lines(frame, "step", name, points=True, width=480, height=110)
+        y = alt.Y(f"{name}:Q", title=title.split("\n")).scale(zero=False)
+        x = alt.X("step:Q", title=last if name == "bleu" else None).scale(nice=False)
+        drawn.append(alt.layer(curve.encode(x, y), mark.encode(x="step:Q")))
+    return alt.vconcat(*drawn)

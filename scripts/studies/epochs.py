@@ -1,0 +1,281 @@
+"""Chapter 9's translator after each epoch: `python -m scripts.studies.epochs` (an hour or two).
+
+The training of `models/multi30k-de-en` is repeated, and the weights of all epochs are kept. Each
+translates the validation split. Now and then BLEU falls although both losses fall. Suspects: the
+choice of captions (an interval), greedy search (a beam beside it), texts that repeat themselves
+(cut where they begin to), dropout's luck (other draws), and the batches just before (the same ones
+in other orders). The epoch with the deepest fall is repeated, and looked at every few steps.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from scripts import runs_folder
+from scripts.book.files import write_whole
+from scripts.ch06_training import EOS, PAD
+from scripts.ch07_multi30k import make_batch, token_batches
+from scripts.ch08_decoding import dropout_off, until_end
+from scripts.ch10_judging import paired_difference
+from scripts.ch12_going_fast import keep_memory
+from scripts.core.checkpoints import STATE, load_tensors, load_weights, newest_state, saved_states
+from scripts.core.data import TrainingData, prepare
+from scripts.core.models import Trained, load_model
+from scripts.core.scores import corpus_bleu
+from scripts.core.settings import PRESETS
+from scripts.core.training import Training
+from scripts.fast.run import trained_to_end, training_of
+from scripts.fast.translating import DecodeOptions, decode_ids
+from scripts.studies.subject import encoded, record_command
+
+CONFIG = replace(PRESETS["small"], name="epochs", device="cpu")
+CONFIG = replace(CONFIG, average=CONFIG.epochs)  # it keeps the weights of as many
+CAPTIONS = 10  # of test_2016_flickr, whose translations after each epoch are kept
+SETTLED = 5  # from this epoch on a fall of BLEU counts as one
+COPIES, LONGEST = 4, 12  # a loop: so many copies, one after the other, of at most so many pieces
+RECENT = 10  # steps: as far back as Adam's mean of gradients remembers
+BEFORE, BEYOND, EVERY = 60, 30, 5  # steps around the end of the epoch that is looked at
+ORDERS = (1, 2)
+LONG = 5  # steps with long sentences that a control moves
+EXAMPLES = 5
+
+Ids = Sequence[int]
+
+
+def loop_in(ids: Ids) -> tuple[int, int] | None:
+    """Where a text begins to repeat itself, and how many pieces it repeats; None if it doesn't."""
+    ids = list(ids)
+    for start in range(len(ids)):
+        for period in range(1, LONGEST + 1):
+            copies = ids[start : start + period] * COPIES
+            if ids[start : start + len(copies)] == copies:
+                return start, period
+    return None
+
+
+def cut_at_loop(ids: Ids) -> Ids:
+    """The ids with one copy of what is repeated, and nothing after it."""
+    loop = loop_in(ids)
+    return ids if loop is None else ids[: sum(loop)]
+
+
+def labels_each(data: TrainingData, step: Sequence[Sequence[int]]) -> float:
+    """The mean number of labels of a sentence, `</s>` included, in one optimizer step."""
+    labels = [len(data.train[i].tgt) - 1 for batch in step for i in batch]
+    return sum(labels) / len(labels)
+
+
+def translated(
+    trained: Trained, data: TrainingData, split: str = "val", beam: int = 1
+) -> list[Ids]:
+    """The ids of a split's translations, up to their end."""
+    rows, _ = encoded(trained, data.corpus[split])
+    ids = decode_ids(trained, rows, DecodeOptions(beam=beam, alpha=0.6))
+    return list(map(until_end, ids))
+
+
+def texts(data: TrainingData, rows: Sequence[Ids]) -> list[str]:
+    """Ids as texts."""
+    return [data.tokenizer.decode(ids) for ids in rows]
+
+
+def judged(data: TrainingData, rows: Sequence[Ids]) -> dict[str, float]:
+    """BLEU of translations of the validation split, how long they are, and how many are loops."""
+    references = [reference for _, reference in data.corpus["val"]]
+    bleu = corpus_bleu(texts(data, rows), references)
+    cut = corpus_bleu(texts(data, list(map(cut_at_loop, rows))), references)
+    return {
+        "bleu": round(bleu.score, 2),
+        "length_ratio": round(bleu.sys_len / bleu.ref_len, 3),
+        "loops": sum(loop_in(ids) is not None for ids in rows),
+        "bleu_cut": round(cut.score, 2),
+    }
+
+
+@torch.no_grad()
+def losses_by_label(trained: Trained, data: TrainingData) -> dict[str, float]:
+    """The mean loss in nats at the labels `</s>` of the validation split, and at all others."""
+    at_end, elsewhere = [], []
+    with dropout_off(trained.model):
+        for indices in token_batches(data.val, trained.config.max_tokens):
+            batch = make_batch([data.val[i] for i in indices])
+            x = trained.model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
+            log_p = trained.model.generator(x).log_softmax(dim=-1)
+            nll = -log_p.gather(-1, batch.tgt_y.unsqueeze(-1)).squeeze(-1)  # (B, T)
+            at_end.append(nll[batch.tgt_y == EOS])
+            elsewhere.append(nll[(batch.tgt_y != EOS) & (batch.tgt_y != PAD)])
+    means = torch.cat(at_end).mean().item(), torch.cat(elsewhere).mean().item()
+    return {"end_loss": round(means[0], 3), "other_loss": round(means[1], 3)}
+
+
+class KeepsStates(Training):
+    """A training that keeps the state after each epoch."""
+
+    def end_epoch(self, row: dict[str, float]) -> None:
+        """As ever; and the state that was saved stays, under the epoch's number."""
+        super().end_epoch(row)
+        state = newest_state(self.folder).path
+        write_whole(self.folder / f"after-{self.epoch - 1:03d}.safetensors", state.read_bytes())
+
+
+class Epochs:
+    """A training, and its model with the weights of any epoch."""
+
+    def __init__(self, data: TrainingData):
+        self.folder, self.data = runs_folder() / CONFIG.name, data
+        resume = bool(saved_states(self.folder))
+        self.training = trained_to_end(CONFIG, data, self.folder, resume, kind=KeepsStates)
+        self.trained = load_model(self.folder)
+
+    def after(self, epoch: int) -> Trained:
+        """The model as it was after that epoch."""
+        path = self.folder / f"epoch-{epoch:03d}.safetensors"
+        load_weights(self.trained.model, load_tensors(path)[0], path)
+        return self.trained
+
+    def row(self, row: dict[str, float]) -> dict[str, float]:
+        """One epoch: what training knew, what it read last, and what the translations are."""
+        kept = ("epoch", "seconds", "train_loss", "val_loss", "val_bleu")
+        last = [labels_each(self.data, s) for s in self.training.plan(row["epoch"])[-RECENT:]]
+        trained = self.after(row["epoch"])
+        return {
+            **{name: round(row[name], 4) for name in kept},
+            "recent_length": round(sum(last) / RECENT, 2),
+            **judged(self.data, translated(trained, self.data)),
+            **losses_by_label(trained, self.data),
+        }
+
+    def replay(
+        self,
+        epoch: int,
+        looks: Sequence[int],
+        dropout: int | None = None,
+        order: Callable[[list], list] = list,
+    ) -> list[dict[str, float]]:
+        """Train again from that epoch's start, and judge after each number of steps in `looks`.
+
+        `dropout` is a seed for other draws; `order` puts the epoch's steps in another order.
+        """
+        folder, data = self.folder / "replay", self.data
+        folder.mkdir(exist_ok=True)
+        for old in saved_states(folder):
+            old.unlink()
+        state = (self.folder / f"after-{epoch - 1:03d}.safetensors").read_bytes()
+        write_whole(folder / STATE.format(0), state)
+        training = training_of(CONFIG, data, folder, resume=True)
+        plan = training.plan
+        training.plan = lambda number: (order if number == epoch else list)(plan(number))
+        if dropout is not None:
+            torch.manual_seed(dropout)
+        training.load()
+        rows, lengths = [], []
+        for number in range(1, looks[-1] + 1):
+            training.model.train()
+            if training.done == len(training.steps):
+                training.epoch, training.done = training.epoch + 1, 0
+                training.load()
+            lengths.append(labels_each(data, training.steps[training.done]))
+            training.step()
+            training.look()
+            if number in looks:
+                recent = lengths[-RECENT:]
+                row = {"step": number, "recent_length": round(sum(recent) / len(recent), 2)}
+                rows.append(row | judged(data, translated(training.trained, data)))
+                print(rows[-1], flush=True)
+        return rows
+
+
+def shuffled(seed: int) -> Callable[[list], list]:
+    """An order by chance."""
+    return lambda steps: random.Random(seed).sample(steps, len(steps))
+
+
+def longest(data: TrainingData, steps: list, among: int) -> list[int]:
+    """Of the last `among` steps, the numbers of the `LONG` with the longest sentences, in order."""
+    by_length = sorted(
+        range(len(steps))[-among:], key=lambda number: labels_each(data, steps[number])
+    )
+    return sorted(by_length[-LONG:])
+
+
+def moved(steps: list, chosen: Sequence[int], place: int) -> list:
+    """The chosen steps together at `place` among the others, which stay in their order."""
+    others = [step for number, step in enumerate(steps) if number not in chosen]
+    return others[:place] + [steps[number] for number in chosen] + others[place:]
+
+
+def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """The deepest fall of BLEU from one epoch to the next, and what each suspect did to it."""
+    data, pairs = run.data, run.data.corpus["val"]
+    falls = {row["epoch"]: row["bleu"] - before["bleu"] for before, row in pairwise(rows)}
+    epoch = min((e for e in falls if e >= SETTLED), key=falls.get)
+    ids = {e: translated(run.after(e), data) for e in (epoch - 1, epoch)}
+    before, after = (texts(data, of_epoch) for of_epoch in ids.values())
+    chance = paired_difference(before, after, [reference for _, reference in pairs])
+    beams = {e: judged(data, translated(run.after(e), data, beam=5)) for e in ids}
+    steps = len(run.training.plan(epoch))
+    near = range(steps - BEFORE, steps + BEYOND + 1, EVERY)
+    long = longest(data, run.training.plan(epoch), 20)
+    before_long = range(long[0] - LONG, long[0])
+
+    def late(steps: list) -> list:  # the longest of all, as late as they were in that epoch
+        return moved(steps, longest(data, steps, len(steps)), long[0])
+
+    controls = {
+        "other dropout": {"dropout": 1},
+        "its long steps first": {"order": lambda steps: moved(steps, long, 0)},
+        "as many before them first": {"order": lambda steps: moved(steps, before_long, 0)},
+    }
+    for seed in ORDERS:
+        order = shuffled(seed)
+        controls[f"order {seed}"] = {"order": order}
+        controls[f"order {seed}, long steps late"] = {"order": lambda s, o=order: late(o(s))}
+    grown = sorted(range(len(pairs)), key=lambda i: len(ids[epoch][i]) - len(ids[epoch - 1][i]))
+    return {
+        "epoch": epoch,
+        "difference": {k: round(getattr(chance, k), 4) for k in ("difference", "low", "high", "p")},
+        "by a beam of 5": beams,
+        "step by step": run.replay(epoch, near),
+        "controls": {name: run.replay(epoch, [steps], **c)[0] for name, c in controls.items()},
+        "next epoch, long steps late": run.replay(epoch + 1, [steps], order=late)[0],
+        "examples": [
+            {
+                "source": pairs[i][0],
+                "reference": pairs[i][1],
+                "before": before[i],
+                "after": after[i],
+            }
+            for i in grown[: -EXAMPLES - 1 : -1]
+        ],
+    }
+
+
+def measure(_: Any) -> dict[str, Any]:
+    """What each epoch translates, and the deepest fall."""
+    keep_memory()
+    data = prepare(CONFIG)
+    run = Epochs(data)
+    rows = [run.row(row) for row in run.training.history]
+    split = "test_2016_flickr"
+    by_epoch = {
+        row["epoch"]: texts(data, translated(run.after(row["epoch"]), data, split)) for row in rows
+    }
+    captions = [
+        {
+            "source": source,
+            "reference": reference,
+            "after": {epoch: translations[i] for epoch, translations in by_epoch.items()},
+        }
+        for i, (source, reference) in enumerate(data.corpus[split][:CAPTIONS])
+    ]
+    return {"captions": captions, "epochs": rows, "fall": fall_of(run, rows)}
+
+
+main = record_command("scripts.studies.epochs", "epochs-multi30k", measure)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,32 @@
+"""The study of epochs: what counts as a loop, and the orders that its controls train in."""
+
+import pytest
+from tiny import few_pairs
+
+from scripts.studies import epochs
+
+
+@pytest.mark.parametrize(
+    ("ids", "loop"),
+    [
+        ([5, 6, 7, 7, 7, 8], None),  # three copies aren't enough
+        ([5, 6, 7, 7, 7, 7, 3], (2, 1)),
+        ([5, 8, 9, 8, 9, 8, 9, 8, 9, 8], (1, 2)),
+        ([*range(13)] * 4, None),  # what is repeated is too long
+    ],
+)
+def test_a_loop_is_four_copies_and_is_cut_behind_the_first(ids, loop):
+    assert epochs.loop_in(ids) == loop
+    assert epochs.cut_at_loop(ids) == (ids[: sum(loop)] if loop else ids)
+
+
+def test_the_longest_of_the_last_steps_move_and_nothing_is_lost(monkeypatch):
+    monkeypatch.setattr(epochs, "LONG", 2)
+    data = few_pairs()
+    steps = [[[i]] for i in range(8)]
+    chosen = epochs.longest(data, steps, 4)
+    lengths = [epochs.labels_each(data, step) for step in steps[4:]]
+    assert sorted(lengths)[-2:] == sorted(lengths[number - 4] for number in chosen)
+    others = [number for number in range(8) if number not in chosen]
+    expected = [*others[:3], *chosen, *others[3:]]
+    assert epochs.moved(steps, chosen, 3) == [[[number]] for number in expected]
