@@ -405,9 +405,9 @@ searching.curse_chart(curse)
 curse[curse["empty"] > curse["found"]].rename(index=lambda german: german[:48])
 
 # %% [markdown]
-# `</s>` is usually *less* likely than smoothing asks for. Length alone isn't decisive: at 24 and 25 tokens it loses. The empty text wins at a corrupt line (@@), a piece of advice, and a caption of four sentences. There every long text is unlikely.
+# `</s>` is usually *less* likely than smoothing asks for. Length alone isn't decisive: at 24 and 25 tokens the empty text loses. It wins at a corrupt line (@@), a piece of advice, and a caption of four sentences. There every long text is unlikely.
 #
-# At the first step 102 tokens or more are likelier than `</s>`, so no beam up to K = 100 finds the empty text. But it finds other short ones. **Predict.** From K = 1 to K = 100, on 300 captions: what happens to length, and what to BLEU (a score, chapter 10)?
+# At the first step 102 tokens or more are likelier than `</s>`, so no beam up to K = 100 finds the empty text. But it finds short ones. **Predict.** From K = 1 to K = 100, on 300 captions: what happens to length, and what to BLEU (a score, chapter 10)?
 
 # %%
 record = load_record("searches-multi30k")
@@ -577,7 +577,7 @@ print(f"{without_cache / with_cache:.1f} times the work")
 #
 # **Suspects.** (a) The tokenizer. (b) Ties between equally likely tokens. (c) A rule that draws. (d) Something random inside the model.
 #
-# (c) is out: the rule was `likeliest`. **Instrument:** give the model the same ids twice, and compare the first step's logits. The tokenizer comes before, the choice after, so (a) and (b) are out. **Predict.** Are they equal?
+# (c) is out: the rule was `likeliest`. **Instrument:** give the model the same ids twice, and compare the first step's logits. The tokenizer comes before, the choice after, so (a) and (b) are out. **Predict.** Are the logits equal?
 
 # %%
 src = pad_rows([source_ids("Ein Hund schläft im Garten.", trained.tokenizer)] * 2)  # (2, S)
@@ -603,9 +603,9 @@ print(f"BLEU {calm_bleu:.1f}; with dropout", [round(score, 1) for score in bleu]
 assert calm_bleu - sum(bleu) / 4 > 0.5
 
 # %% [markdown]
-# It costs about 5 on these 30; on 300 validation captions 2.1 to 2.9 (eight seeds). To find it, translate twice; to mend it, `.eval()`.
+# It costs about 5 on these 30; on 300 captions 2.1 to 2.9 (eight seeds). To find it, translate twice; to mend it, `.eval()`.
 #
-# The Annotated Transformer translates Multi30k without `.eval()`. Our `greedy_decode` and `beam_search` switch dropout off themselves; `write_one_by_one` trusts its caller.
+# The Annotated Transformer translates Multi30k without `.eval()`. Our `greedy_decode` and `beam_search` switch dropout off; `write_one_by_one` trusts its caller.
 #
 # ## Sampling
 #
@@ -673,7 +673,7 @@ for settings, share in (  # of the likeliest
     assert math.isclose(sharpened(shares.log(), *settings)[0, 1], share), f"wrong for {settings}"
 
 # %% [markdown]
-# Now the real model: its next piece after *An older man*. **Predict.** How many of the 12 likeliest pieces are in the nucleus of 0.9?
+# The real model's next piece after *An older man*. **Predict.** How many of the 12 likeliest pieces are in the nucleus of 0.9?
 
 # %%
 german = "Ein älterer Mann spielt Gitarre in einer Band."
@@ -711,7 +711,7 @@ def drawer(
 # %% [markdown]
 # ## Minimum Bayes risk
 #
-# > **In short.** Don't ask which text is likeliest. Ask which one agrees best with all that the model might have said.
+# > **In short.** Don't ask which text is likeliest. Ask which agrees best with all that the model might have said.
 #
 # *Minimum-Bayes-risk* decoding (Kumar and Byrne 2004; with samples, Eikema and Aziz 2020) lets them vote. Let $u(h, y)$ say how good $h$ would be if $y$ were the reference. We choose the text that is best on average:
 #
@@ -743,7 +743,7 @@ assert mbr_choice(["y", "h"], lambda h, y: (h, y) == ("h", "y")) == "h", "h is j
 assert mbr_choice(["a", "b", "b"], lambda h, y: h == y) == "b", "what is drawn twice counts twice"
 
 # %% [markdown]
-# Ten draws of the real model, with log p and log p / T:
+# Ten draws, with log p and log p / T:
 
 # %%
 src = pad_rows([source_ids(quoted[24][0], trained.tokenizer)] * 10)  # Leute Reparieren das Dach …
@@ -771,13 +771,13 @@ ways = ways.fillna({"temperature": 0.6, "top_p": 1.0, "choice": "one draw"})
 ways[["temperature", "top_p", "choice", "bleu", "chrf2"]]
 
 # %% [markdown]
-# A plain draw costs 14 BLEU against greedy's 41.2; the nucleus brings 6 back, a low temperature nearly all. In BLEU log p / T chooses as well as the vote, and both equal the beam of 5 (42.0). Log p alone does worse with each seed: it picks short texts. The vote leads in chrF2, by which it votes.
+# A plain draw costs 14 BLEU against greedy's 41.2; the nucleus brings 6 back, a low temperature nearly all. In BLEU log p / T chooses as well as the vote, and both are level with a beam of 5 at α = 0.6 (42.0). Log p alone does worse with each seed: it picks short texts. The vote leads in chrF2, by which it votes.
 #
 # ## Summary
 #
 # - Greedy decoding can't go back. Beam search keeps K prefixes.
 # - Likelihood favours short outputs; a length penalty balances that.
-# - On 3 to 5% of our captions the empty text is likelier than the beam's.
+# - On 3 to 5% of our captions the empty text is likelier than a beam's, K ≥ 5.
 # - In training mode a model translates fluently, worse, and differently each time.
 # - A cache keeps keys and values, so a step computes only one token.
 # - One draw costs BLEU. The best of 16 doesn't, by log p / T as by vote.
