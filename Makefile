@@ -141,6 +141,7 @@ study: setup  ## train what is missing of table3, block, classify, gpt, grid, re
 records: setup  ## make again the records about chapter 9's model (an hour; needs Multi30k)
 	$(PY) -m scripts.studies.judging --save $(ARGS)
 	$(PY) -m scripts.studies.searches --save $(ARGS)
+	$(PY) -m scripts.studies.choices --save $(ARGS)
 	$(PY) -m scripts.studies.heads --save $(ARGS)
 
 best: setup  ## train the model that ships, from that of chapter 9: make best (10 hours of one thread; resumes)

@@ -199,7 +199,11 @@ def test_the_study_scores_the_empty_output_and_ranks_by_the_penalty(monkeypatch)
 
 def test_the_record_is_of_the_shipped_model_and_the_chapter_quotes_its_example():
     record = load_record("searches-multi30k")
-    assert record["weights_sha256"] == sha256(STUDIED / "model.safetensors")
+    choices = load_record("choices-multi30k")
+    shipped = sha256(STUDIED / "model.safetensors")
+    assert record["weights_sha256"] == choices["weights_sha256"] == shipped
+    *_, log_p, per_token, vote = choices["choices"]
+    assert log_p["highest"] < min(per_token["lowest"], vote["lowest"])
     plain, penalised = ([b for b in record["beams"] if b["alpha"] == a] for a in (0, 0.6))
     ratios = [b["length_ratio"] for b in plain]
     assert ratios == sorted(ratios, reverse=True)

@@ -1,10 +1,9 @@
 """How a search changes what a model says, chapter 8's record: `python -m scripts.studies.searches`.
 
-Beams of 1 to 100, sampling, and minimum-Bayes-risk decoding, on validation sentences: the test set
-is left for what was chosen here.
+Beams of 1 to 100, and sampling, on validation sentences: the test set is left for what was chosen
+here.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from operator import methodcaller
@@ -15,7 +14,7 @@ from tqdm import tqdm
 from scripts.ch01_attention import padding_mask
 from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import pad_rows
-from scripts.ch08_decoding import Hypothesis, dropout_off, mbr_choice, next_log_probs, sentence_chrf
+from scripts.ch08_decoding import Hypothesis, dropout_off, next_log_probs
 from scripts.core.models import Trained
 from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.fast.translating import DecodeOptions, decode_hypotheses, decode_texts, on_threads
@@ -31,8 +30,6 @@ SAMPLINGS = (
     {"temperature": 1.0},
 )
 DRAWS = 4  # seeds for each way of sampling
-CANDIDATES = (4, 16, 32)  # samples to choose from
-MBR_TEMPERATURE = 0.6
 
 Best = dict[tuple[int, float], list[Hypothesis]]  # by beam and α, one for each source
 
@@ -118,19 +115,6 @@ def samplings(trained: Trained, rows: Rows, references: Texts) -> list[dict[str,
     return table
 
 
-def least_risk(trained: Trained, rows: Rows, references: Texts) -> list[dict[str, Any]]:
-    """Minimum-Bayes-risk decoding among the first 4, 16 and 32 of the same samples."""
-    seeds = range(1000, 1000 + max(CANDIDATES))
-    by_seed = drawn_texts(trained, rows, seeds, temperature=MBR_TEMPERATURE)
-    by_source = list(zip(*by_seed, strict=True))  # a tuple of texts for each source
-    utility = functools.cache(sentence_chrf)  # the same pairs come again
-    table = []
-    for count in tqdm(CANDIDATES, desc="votes"):
-        chosen = [mbr_choice(texts[:count], utility) for texts in by_source]
-        table.append({"samples": count} | scores_of(chosen, references))
-    return table
-
-
 def example(outputs: dict[str, list[str]]) -> dict[str, Any]:
     """The sentence that the widest beam shortens most, without emptying it: its outputs."""
     _, narrow, wide = outputs.values()
@@ -151,9 +135,12 @@ def compare_searches(trained: Trained, corpus: Corpus, options: StudyOptions) ->
     return {
         "split": "val",
         "sentences": len(pairs),
+        "signatures": {
+            "bleu": corpus_bleu(references, references).signature,
+            "chrf2": corpus_chrf(references, references).signature,
+        },
         "beams": widths(trained, rows, references, best),
         "sampling": samplings(trained, rows, references),
-        "mbr": least_risk(trained, rows, references),
         "example": example({name: texts_of(trained, best[at]) for name, at in quoted.items()}),
     }
 

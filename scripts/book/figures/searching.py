@@ -25,6 +25,7 @@ def beam_tree(steps: Sequence[tuple[list, list, list]]) -> pd.DataFrame:
     `steps` hold the candidates, those that ended, and those that go on.
     """
     candidates = dict(c for step in steps for c in step[0])
+    winner, _ = max((c for step in steps for c in step[1]), key=lambda c: c[1])
     ended, kept = ({words for step in steps for words, _ in step[i]} for i in (1, 2))
     row, leaves = {}, itertools.count()
 
@@ -40,8 +41,10 @@ def beam_tree(steps: Sequence[tuple[list, list, list]]) -> pd.DataFrame:
         x, y = len(words), row[words]
         label = max(34, 8 * len(words[-2])) + 14 if words[1:] else 0  # the parent's, in pixels
         parent = (x - 1 + label / TREE_STEP, row[words[:-1]])
-        places.append((words[-1], f"{p:.3f}", fate, x, y, *parent))
-    return pd.DataFrame(places, columns=["word", "p", "fate", "x", "y", "from x", "from y"])
+        stroke = 4 if winner[: len(words)] == words else 1.5
+        places.append((words[-1], f"{p:.3f}", fate, stroke, x, y, *parent))
+    columns = ["word", "p", "fate", "stroke", "x", "y", "from x", "from y"]
+    return pd.DataFrame(places, columns=columns)
 
 
 def beam_tree_chart(tree: pd.DataFrame) -> alt.TopLevelMixin:
@@ -55,8 +58,9 @@ def beam_tree_chart(tree: pd.DataFrame) -> alt.TopLevelMixin:
     color = color.legend(title="the candidate is", orient="top")
     base = alt.Chart(tree).encode(x, y)
     parent = alt.X("from x:Q").scale(**width), alt.Y("from y:Q", axis=None)
+    stroke = alt.StrokeWidth("stroke:Q", scale=None)
     layers = [
-        base.mark_rule(strokeWidth=1.5).encode(*parent, color, x2="x:Q", y2="y:Q"),
+        base.mark_rule().encode(*parent, color, stroke, x2="x:Q", y2="y:Q"),
         base.mark_circle(size=70, opacity=1).encode(color),
     ]
     looks = {
@@ -70,8 +74,8 @@ def beam_tree_chart(tree: pd.DataFrame) -> alt.TopLevelMixin:
         alt.layer(*layers).properties(**size),
         "The winner of a beam of two begins with the second-best word",
         "Below each word: the probability of the whole text up to it. In each column any of the "
-        "two best that ends is finished; of the others the two best go on. Heights only spread "
-        "the tree.",
+        "two best that ends is finished; of the others the two best go on. The winner's path is "
+        "thick. The vertical order means nothing.",
     )
 
 
@@ -91,9 +95,9 @@ def curse_chart(captions: pd.DataFrame) -> alt.TopLevelMixin:
     color = colored("text", texts, legend=alt.Legend(title="the text", orient="top"))
     return titled(
         (lines + dots.encode(x, y, color)).properties(width=480, height=260),
-        f"For {len(struck)} of {len(captions)} captions the empty text is likelier",
+        f"For {len(struck)} of {len(captions)} captions the empty text is likelier than the beam's",
         "Each caption is a blue and an orange point, one above the other. A line joins them where "
-        "the blue one is below.",
+        "the empty text is likelier.",
     )
 
 
@@ -113,7 +117,7 @@ def width_chart(beams: pd.DataFrame) -> alt.TopLevelMixin:
         sides.append(base.encode(y).properties(width=260, height=200))
     return titled(
         alt.hconcat(*sides, spacing=30),
-        "Without a penalty wider beams write shorter texts; with one BLEU stays above greedy's",
+        "Wider beams write shorter texts, less so with a penalty",
         "300 validation captions, from a record. Right: tokens written per token of reference.",
     )
 
@@ -132,6 +136,8 @@ def next_word_chart(pieces: Sequence[str], log_probs: Sequence[float]) -> alt.To
     for name, (value, low, high, step) in ranges.items():
         bind = alt.binding_range(min=low, max=high, step=step, name=f"{name} ")
         sliders.append(alt.param(name=name, value=value, bind=bind))
+    log_probs = [*log_probs, np.log1p(-np.exp(log_probs).sum())]
+    pieces = [*pieces, "all others"]  # never kept: no k reaches their rank
     rank = range(1, len(pieces) + 1)
     frame = pd.DataFrame({"piece": pieces, "log_prob": log_probs, "rank": rank})
     share = np.exp(frame["log_prob"])
@@ -154,23 +160,25 @@ def next_word_chart(pieces: Sequence[str], log_probs: Sequence[float]) -> alt.To
     drawn = bars.mark_bar(color=PALETTE[0]).encode(x.axis(values=[0, 0.5, 1]), y)
     model = bars.mark_tick(color=PALETTE[1], thickness=3, aria=False).encode(x="model:Q", y=y)
     number = drawn.mark_text(align="left", dx=8).encode(text=alt.Text("drawn:Q", format=".2f"))
+    number = number.transform_filter("datum.drawn > 0")
     both = (drawn + model + number).properties(width=400, height=alt.Step(24))
     return titled(
         both.add_params(*sliders),
         f"A nucleus of 0.9 keeps only {(share.cumsum() - share < 0.9).sum()} pieces",
-        "Bars: what is drawn from. Orange: the model's own probabilities. In Jupyter, move the "
-        "sliders.",
+        "Bars: what is drawn from. Orange: the model's own probabilities. In Jupyter, sliders set "
+        "temperature, k and p.",
     )
 
 
 def agreement_chart(agreement: Tensor, drawn: Sequence[str]) -> alt.TopLevelMixin:
-    """How well each text agrees with each, and on average; the best is the title."""
+    """How well each text agrees with each, and on average."""
     means = agreement.mean(dim=1, keepdim=True)
     rows = [f"{number} {text}" for number, text in enumerate(drawn, start=1)]
     columns = [*map(str, range(1, len(drawn) + 1)), "mean"]
     looks = {"column_title": "judged by", "value_title": "chrF", "digits": 0, "cell": 34}
     return titled(
         heatmap(torch.cat((agreement, means), dim=1), rows, columns, **looks),
-        f"Draw {rows[int(means.argmax())]} That agrees best with all ten.",
-        f"chrF of each row with each column. Means: from {means.min():.0f} to {means.max():.0f}.",
+        "Fixing the roof wins the vote; eating it and rowing it come next",
+        "chrF of each row, judged by each column: to leave out the judge's letters costs more than "
+        "to add others.",
     )
