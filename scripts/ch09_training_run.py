@@ -295,7 +295,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 # %%
-IN_STATE = ("epoch", "done", "steps_taken", "history")
+PROGRESS = ("epoch", "done", "steps_taken", "history")
 
 
 def all_weights(run: Run) -> Tensor:
@@ -323,14 +323,14 @@ class Trainer(Run):
         """All that the next step depends on: tensors, and numbers that JSON can hold.
 
         Tensors are the weights by name, "exp_avg of NAME" and so on, and "random". Numbers are
-        those of IN_STATE, and `report` as a dictionary.
+        those of PROGRESS, and `report` as a dictionary.
         """
         tensors = {"random": torch.get_rng_state()}
         for name, weight in self.model.named_parameters():
             tensors[name] = weight.detach()
             for slot, value in self.optimizer.state[weight].items():
                 tensors[f"{slot} of {name}"] = value
-        numbers = {name: getattr(self, name) for name in IN_STATE}
+        numbers = {name: getattr(self, name) for name in PROGRESS}
         return tensors, numbers | {"report": asdict(self.report)}
 
     @torch.no_grad()
@@ -340,7 +340,7 @@ class Trainer(Run):
             weight.copy_(tensors[name])
             for slot in ("step", "exp_avg", "exp_avg_sq"):
                 self.optimizer.state[weight][slot] = tensors[f"{slot} of {name}"].to(self.device)
-        for name in IN_STATE:
+        for name in PROGRESS:
             setattr(self, name, numbers[name])
         self.report = EpochReport(**numbers["report"])
         torch.set_rng_state(tensors["random"])
