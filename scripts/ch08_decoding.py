@@ -513,7 +513,7 @@ class CopiedCache:
 Choice = Callable[[Tensor], tuple[Tensor, Tensor]]  # logits (B, V) to tokens and log p, (B,) each
 
 
-def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+def greedy_choice(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Greedy decoding's choice."""
     log_probs, tokens = logits.log_softmax(dim=-1).max(dim=-1)
     return tokens, log_probs
@@ -561,9 +561,9 @@ def texts_by_cache(trained: Trained, sentences: Sequence[str], choose: Choice) -
 
 # %%
 terrier = [quoted[21][0]]
-assert texts_by_cache(trained, terrier, likeliest) == plain_translate(trained, terrier)
+assert texts_by_cache(trained, terrier, greedy_choice) == plain_translate(trained, terrier)
 without_cache = count_flops(partial(plain_translate, trained, terrier))
-with_cache = count_flops(partial(texts_by_cache, trained, terrier, likeliest))
+with_cache = count_flops(partial(texts_by_cache, trained, terrier, greedy_choice))
 print(f"{without_cache / with_cache:.1f} times the work")
 
 # %% [markdown]
@@ -596,9 +596,9 @@ trained.model.train()
 bleu = []
 for seed in range(4):
     torch.manual_seed(seed)
-    bleu.append(corpus_bleu(texts_by_cache(trained, sources, likeliest), references).score)
+    bleu.append(corpus_bleu(texts_by_cache(trained, sources, greedy_choice), references).score)
 trained.model.eval()
-calm_bleu = corpus_bleu(texts_by_cache(trained, sources, likeliest), references).score
+calm_bleu = corpus_bleu(texts_by_cache(trained, sources, greedy_choice), references).score
 print(f"BLEU {calm_bleu:.1f}; with dropout", [round(score, 1) for score in bleu])
 assert calm_bleu - sum(bleu) / 4 > 0.5
 

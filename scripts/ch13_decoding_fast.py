@@ -66,7 +66,7 @@ from scripts.ch08_decoding import (
     NEXT_WORD,
     CopiedCache,
     beam_by_hand,
-    likeliest,
+    greedy_choice,
     until_end,
     write_one_by_one,
 )
@@ -185,9 +185,9 @@ def watched(
     with torch.no_grad():
         cache = ShrinkingCache(trained.model, src, padding_mask(src))
         if leave:
-            ids, _ = write_and_leave(cache, src, max_len, lambda _, logits: likeliest(logits))
+            ids, _ = write_and_leave(cache, src, max_len, lambda _, logits: greedy_choice(logits))
         else:
-            ids, _ = write_one_by_one(cache.step, src, max_len, likeliest)
+            ids, _ = write_one_by_one(cache.step, src, max_len, greedy_choice)
     hook.remove()
     return [until_end(row) for row in ids.tolist()], seen
 

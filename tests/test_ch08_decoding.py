@@ -23,9 +23,9 @@ from scripts.ch08_decoding import (
     beam_search,
     drawer,
     dropout_off,
+    greedy_choice,
     hypothesis,
     keep_top,
-    likeliest,
     mbr_choice,
     next_log_probs,
     plain_translate,
@@ -141,7 +141,7 @@ def test_erratum_15_decoders_switch_dropout_off(untrained, lines):
             assert not untrained.model.training
             raise RuntimeError
         assert all(part.training for part in untrained.model.modules())  # it comes back
-        wrong = {str(texts_by_cache(untrained, texts, likeliest)) for _ in range(3)}
+        wrong = {str(texts_by_cache(untrained, texts, greedy_choice)) for _ in range(3)}
         assert len(wrong) > 1  # the same sentence, but different answers
     finally:
         untrained.model.eval()
@@ -172,7 +172,7 @@ def test_one_token_at_a_time_with_the_cache_is_greedy_decoding():
     model = tiny_model(30, seed=18)  # its texts end at different times
     with torch.no_grad():
         cache = CopiedCache(model, SOURCES, MASK)
-        written, log_probs = write_one_by_one(cache.step, SOURCES, 12, likeliest)
+        written, log_probs = write_one_by_one(cache.step, SOURCES, 12, greedy_choice)
     assert torch.equal(written, greedy_decode(model, SOURCES, MASK, 12)) and (written == PAD).any()
     for src, row, log_prob in zip(SOURCES, written.tolist(), log_probs.tolist(), strict=True):
         text = torch.tensor([until_end(row)])
@@ -223,7 +223,9 @@ def test_dropout_left_on_costs_two_to_three_points():
     sources, references = zip(*pairs, strict=True)
 
     def bleu() -> float:
-        texts = [texts_by_cache(trained, sources[i : i + 100], likeliest) for i in (0, 100, 200)]
+        texts = [
+            texts_by_cache(trained, sources[i : i + 100], greedy_choice) for i in (0, 100, 200)
+        ]
         return corpus_bleu(sum(texts, []), references).score
 
     calm = bleu()
