@@ -824,6 +824,8 @@ on_noise = {}
 for name, kind in {"healthy": Batch, "the suspect": TheirBatch}.items():
     by_heart, on_noise[name] = examined(kind)
     print(f"{name}: first loss {by_heart[0]:.1f}, one batch by heart {by_heart[-1]:.2f}")
+ends = {name: sum(losses[-10:]) / 10 for name, losses in on_noise.items()}
+assert ends["healthy"] > 1.95 and ends["the suspect"] < 1.7
 titled(
     learning_curves(on_noise, {"the best an honest model can do": 6 * math.log(10) / 7}, every=5),
     "Beating the best guess on noise means cheating",

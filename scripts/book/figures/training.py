@@ -35,7 +35,7 @@ def learning_curves(
     frame = long(means, "name", "step", "value")
     drawn = lines(frame, "step", "value", "name", y_title=y_title, zero=True)
     if log_y:
-        y = alt.Y("value:Q", title=y_title).axis(values=[1, 2, 5, 10, 20, 50])
+        y = alt.Y("value:Q", title=y_title).axis(values=LOG_TICKS)
         drawn = drawn.encode(y.scale(domainMin=1, **LOG))
     rules = pd.DataFrame((marks or {}).items(), columns=["mark", "height"]).round(4)
     base = alt.Chart(rules).encode(y="height:Q")
