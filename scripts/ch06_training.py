@@ -341,7 +341,8 @@ assert max(after["limit 5"], after["limit 1"]) < 1.3 * after["no accident"]
 titled(
     learning_curves(curves, every=4),
     "One broken batch costs what forty steps had learned, unless a limit holds it",
-    "Each point is the mean of four steps. Step 41 has 1,000 times the loss.",
+    "Means of four steps. Step 41 has 1,000 times the loss, except in the run without accident, which "
+    "has no limit.",
 )
 
 # %% [markdown]
@@ -449,7 +450,7 @@ assert abs(too_sure[0]) < 0.05 and too_sure[1] < -0.05 and too_sure[2] > 0.08 > 
 table.map("{:.0%}".format)
 
 # %% [markdown]
-# On unknown lengths the plain model is too sure, by 10 to 15 points in eight trainings, and the smoothed one is calibrated within 6. On known lengths the plain model is calibrated within 3 points, and the smoothed one is 7 to 11 points *less* sure than it could be. So smoothing lowers the sureness everywhere. It also gets 2 points more right, in the mean of the eight.
+# On unknown lengths the plain model is too sure, by 10 to 15 points in eight trainings, and the smoothed one is calibrated within 6. On known lengths the plain model is calibrated within 3 points, and the smoothed one is 7 to 11 points *less* sure than it could be. Smoothing lowers the sureness everywhere. It also gets 2 points more right, in the mean of the eight.
 #
 # ## Gradient accumulation
 #
@@ -752,7 +753,7 @@ def copied(model: EncoderDecoder, batch: Batch, start_symbol: int = BOS) -> Tens
 # %% [markdown]
 # A word counts only if every letter *and* the end are right.
 #
-# **Pitfall: the wrong start.** Decoded from padding, 0, instead of `<s>`, it looks badly trained.
+# **Pitfall: the wrong start.** Decoded from padding, 0, instead of `<s>`, a good model looks badly trained.
 
 # %%
 print(f"from padding: {copied(copier, exam, PAD).double().mean():.0%} right")
@@ -846,13 +847,13 @@ for name in ("Anna's", "Ben's"):
     print(name, "must say", KINDS[name](src, full).tgt_y[0].tolist())
 
 # %% [markdown]
-# **Culprit.** Anna's labels aren't shifted: at each place her model must say the token that it has just read. It learns to repeat, and alone it says `<s>` for ever. Ben is innocent: his labels are the source, the right answer in the copy task, and with them noise isn't noise. The test finds *any* way from input to labels; only a look at both tells whether it's meant.
+# **Culprit.** Anna's labels aren't shifted: at each place her model must say the token that it has just read. It learns to repeat, and alone it says `<s>` for ever. Ben is innocent: his labels are the source, the right answer in the copy task, so his model needn't guess. The test finds *any* way from input to labels; only a look at both tells whether it's meant.
 #
 # ## Milestone · Your step begins a translator
 #
 # > **In short.** Your functions train the model of chapter 9's small run, on captions that a grammar makes.
 #
-# `trains_with` takes 20 steps with your parts and with ours. If the losses part, the step at which they do tells what differs. Then yours trains on alone and translates (better with `steps=2000`, in some two minutes).
+# `trains_with` takes 20 steps with your parts and with ours. If the losses part, the step at which they do tells what differs. Then yours trains on alone and translates (better with `steps=2000`, in two minutes).
 
 # %%
 last = trains_with(Batch, LabelSmoothing, cosine_rate, train_step, greedy_decode)
