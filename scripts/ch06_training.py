@@ -460,7 +460,7 @@ table.map("{:.0%}".format)
 #
 # $$ L = \frac{\sum_i L_i}{\sum_i \tau_i}, \qquad \nabla L = \sum_i \nabla \frac{L_i}{\sum_j \tau_j} $$
 #
-# So a training step divides each sum by the tokens of the whole *group*; `backward()` adds to the gradients already there. Two helpers:
+# So a training step divides each sum by the tokens of the whole *group*; `backward()` adds to the gradients already there.
 
 
 # %%
@@ -583,7 +583,7 @@ error = (mean_of_means + gradient).norm() / gradient.norm()
 print(f"parts of {tokens} tokens: off by {error:.0%} of the gradient's length")
 
 # %% [markdown]
-# Real batches are nearly even: in groups of four from the sample corpus (chapter 7) this recipe misses about 1% of a fresh model's gradient.
+# Real batches are nearly even: in eight groups of four from the sample corpus (chapter 7) this recipe misses at most 4% of a fresh model's gradient.
 #
 # Groups are lists here. (Loops that step when `i % size == 0` step after the very first batch, and lose the last ones.)
 
