@@ -193,12 +193,12 @@ def test_a_mean_of_means_is_nearly_right_on_real_batches():
     data = prepare(config)
     model = build_model(config, len(data.tokenizer)).float()
     plan = [indices for (indices,) in epoch_plan(config, data, 1)]
-    for start in (0, 4, 8):
+    for start in range(0, 32, 4):
         group = list(batches_of(data.train, plan[start : start + 4], torch.device("cpu")))
         means = sum(step_gradient(model, [batch], criterion) for batch in group) / 4
         right = step_gradient(model, group, criterion)
         errors.append(((means - right).norm() / right.norm()).item())
-    assert min(errors) > 0.004 and max(errors) < 0.025
+    assert min(errors) > 0.003 and max(errors) < 0.04
 
 
 def test_the_record_of_warm_up_holds_its_plan():
@@ -294,8 +294,8 @@ def test_erratum_16_decoding_starts_where_training_started():
     assert start == BOS and (batch.tgt[:, 0] == start).all()
     model = tiny_model(0, d_model=32)
     assert loss_curve(model, [batch] * 80)[-1] < 0.1  # learned by heart
-    assert copied(model, batch)[1].all()
-    assert not copied(model, batch, start_symbol=PAD)[1].all()  # the wrong start
+    assert copied(model, batch).all()
+    assert not copied(model, batch, start_symbol=PAD).all()  # the wrong start
 
 
 # --- importing ---

@@ -17,12 +17,10 @@ def learning_curves(
     marks: Mapping[str, float] | None = None,
     *,
     every: int = 1,
-    y_title: str = "loss (nats a token)",
-    log_y: bool = False,
 ) -> alt.LayerChart:
     """One curve for each list of values, a value a step; dashed horizontal lines at the `marks`.
 
-    `every` steps are averaged into one point. `log_y` is for perplexities: it begins at 1.
+    `every` steps are averaged into one point.
 
     >>> learning_curves({"warm-up": losses}, {"ln 10": 2.303}, every=5)
     """
@@ -31,10 +29,7 @@ def learning_curves(
         for end in range(every, len(values) + 1, every):
             means[name][end] = sum(values[end - every : end]) / every
     frame = long(means, "name", "step", "value")
-    drawn = lines(frame, "step", "value", "name", y_title=y_title, zero=True)
-    if log_y:
-        y = alt.Y("value:Q", title=y_title).axis(values=[1, 2, 5, 10, 20, 50])
-        drawn = drawn.encode(y.scale(domainMin=1, **LOG))
+    drawn = lines(frame, "step", "value", "name", y_title="loss (nats a token)", zero=True)
     rules = pd.DataFrame((marks or {}).items(), columns=["mark", "height"]).round(4)
     base = alt.Chart(rules).encode(y="height:Q")
     dashes = base.mark_rule(strokeDash=[4, 4], color=GREY)
