@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from scripts import Late
 from scripts.book.charts import lines, long, rounded, titled
-from scripts.book.look import GREY, LOG, PALETTE, bar_axis
+from scripts.book.look import GREY, PALETTE, bar_axis
 
 alt, pd = Late("altair"), Late("pandas")
 
