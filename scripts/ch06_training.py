@@ -75,7 +75,7 @@ torch.manual_seed(0)
 model = make_model(VOCAB, VOCAB, N=1, d_model=64, d_ff=128, h=4, dropout=0.0)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
 for step in range(1, 81):
-    src, _ = reversals(32)  # (B, S), words that end with </s>
+    src, _ = reversals(32)  # (B, S), words with </s>; their reversals are not used
     full = F.pad(src, (1, 0), value=BOS)  # (B, S+1)
     x = model(src, full[:, :-1], padding_mask(src), subsequent_mask(src.size(1)))  # (B, T, D)
     logits = model.generator(x)  # (B, T, V)
@@ -191,7 +191,7 @@ for name, padded in {"as it was": batch, "padded to 40": wide}.items():
     print(f"{name}: mean over places {every:.2f}, over real tokens {real:.2f}")
 
 # %% [markdown]
-# The mean over places falls: it rewards the model for saying padding after padding. The other doesn't move: `ignore_index` leaves padding out of sum *and* count.
+# The mean over places falls: it rewards the model for saying padding after padding. The mean over real tokens doesn't move: `ignore_index` leaves padding out of sum *and* count.
 #
 # ## Warm up
 #
@@ -318,7 +318,7 @@ titled(
 )
 
 # %% [markdown]
-# Neither ends lower: the rows' best differ by less than their seeds. What warm-up buys is a higher rate: the good ones move up by a factor of two.
+# Neither ends lower: the best of the rows differ by less than seeds do. What warm-up buys is a higher rate: the good ones move up by a factor of two.
 #
 # ## Gradient clipping
 #
@@ -346,7 +346,7 @@ titled(
 )
 
 # %% [markdown]
-# It does harm: the loss rises above its first value. The broken batch fills Adam's $m$, which goes on pushing, and its $v$, so later gradients hardly count. With a limit of 5 it does little harm, with a limit of 1 none. In eight such trainings a limit of 5 clips 1 to 8 of 80 steps: a guard against accidents. A limit of 1 clips 76 to 80: it makes nearly all gradients equally long.
+# It does harm: the loss rises above its first value. The broken batch fills Adam's $m$, which goes on pushing, and its $v$, so later gradients hardly count. With a limit of 5 it does little harm. A limit of 1 takes the factor out, so it does none. In eight such trainings a limit of 5 clips 1 to 8 of 80 steps: a guard against accidents. A limit of 1 clips 76 to 80: it makes nearly all gradients equally long.
 #
 # ## Label smoothing
 #
@@ -585,7 +585,7 @@ print(f"parts of {tokens} tokens: off by {error:.0%} of the gradient's length")
 # %% [markdown]
 # Real batches are nearly even: in eight groups of four from the sample corpus (chapter 7) this recipe misses at most 4% of a fresh model's gradient.
 #
-# Groups are lists here. (Loops that step when `i % size == 0` step after the very first batch, and lose the last ones.)
+# Groups are lists here. (Loops that step when `i % size == 0` step after batch 0, and may lose the last ones.)
 
 
 # %%
@@ -656,7 +656,7 @@ for step, batch in enumerate(copy_batches(200, size=32, seed=0), start=1):
 print(f"perplexity on new words: {run_epoch([exam], copier, criterion).perplexity:.2f}")
 
 # %% [markdown]
-# No mistake is left: 1.10 is what $\varepsilon$ asks for, 1/0.907.
+# That is what $\varepsilon$ asks for: 1/0.907 = 1.10.
 #
 # To say letter t, the decoder best reads the source at place t. **Predict.** How much of its cross-attention falls there at first, and at last?
 #
@@ -686,7 +686,7 @@ titled(
 #
 # > **In short.** Say the likeliest word, read it back, say the next. Stop at the end symbol.
 #
-# To *copy*, the model must read its own letters, mistakes included, which it never did in training (*exposure bias*):
+# *Alone*, the model must read its own letters, mistakes included, which it never did in training (*exposure bias*):
 #
 # $$ \hat y_t = \arg\max_k \; p(k \mid \hat y_{<t},\, x) $$
 #
@@ -788,7 +788,7 @@ class BensBatch(Batch):
         self.tgt_y = src
 
 
-KINDS = {"ours": Batch, "Anna's": AnnasBatch, "Ben's": BensBatch}
+BATCH_KINDS = {"ours": Batch, "Anna's": AnnasBatch, "Ben's": BensBatch}
 
 
 def loss_curve(model: EncoderDecoder, batches: Iterable[Batch]) -> list[float]:
@@ -799,7 +799,7 @@ def loss_curve(model: EncoderDecoder, batches: Iterable[Batch]) -> list[float]:
 
 
 # %%
-for name, kind in KINDS.items():
+for name, kind in BATCH_KINDS.items():
     suspect = tiny_model()
     losses = loss_curve(suspect, (kind(b.src, b.full) for b in copy_batches(80, 32, seed=0)))
     right = copied(suspect, exam).double().mean()
@@ -825,7 +825,7 @@ torch.manual_seed(10)
 sides = F.pad(torch.randint(FIRST, VOCAB, (100, 2, 16, 6)), (0, 1), value=EOS)
 noise = [(src, F.pad(tgt, (1, 0), value=BOS)) for src, tgt in sides]  # (16, 7) and (16, 8) each
 few, on_noise = next(copy_batches(1, size=4, seed=9)), {}
-for name, kind in KINDS.items():
+for name, kind in BATCH_KINDS.items():
     by_heart = loss_curve(tiny_model(d_model=32), [kind(few.src, few.full)] * 80)
     print(f"{name}: first loss {by_heart[0]:.1f}, one batch by heart {by_heart[-1]:.2f}")
     on_noise[name] = loss_curve(tiny_model(d_model=32), (kind(*pair) for pair in noise))
@@ -844,14 +844,14 @@ titled(
 src, full = noise[0]
 print("both read the source", src[0].tolist(), "and the target", full[0, :-1].tolist())
 for name in ("Anna's", "Ben's"):
-    print(name, "must say", KINDS[name](src, full).tgt_y[0].tolist())
+    print(name, "must say", BATCH_KINDS[name](src, full).tgt_y[0].tolist())
 
 # %% [markdown]
 # **Culprit.** Anna's labels aren't shifted: at each place her model must say the token that it has just read. It learns to repeat, and alone it says `<s>` for ever. Ben is innocent: his labels are the source, the right answer in the copy task, so his model needn't guess. The test finds *any* way from input to labels; only a look at both tells whether it's meant.
 #
 # ## Milestone · Your step begins a translator
 #
-# > **In short.** Your functions train the model of chapter 9's small run, on captions that a grammar makes.
+# > **In short.** Your functions train the model of chapter 9's preset `sample`, on captions that a grammar makes.
 #
 # `trains_with` takes 20 steps with your parts and with ours. If the losses part, the step at which they do tells what differs. Then yours trains on alone and translates (better with `steps=2000`, in two minutes).
 
