@@ -33,7 +33,8 @@ export async function reader(browser, home, complaints, options = {}) {
     note(`${one.status()}: ${one.url()}`);
   });
   context.on("requestfailed", (one) => {
-    if (!foreign(one.url()) && !answered.has(one)) note(`failed: ${one.url()}`);
+    const left = one.failure()?.errorText === "net::ERR_ABORTED"; // the page was left, or no longer needs it
+    if (!foreign(one.url()) && !answered.has(one) && !left) note(`failed: ${one.url()}`);
   });
   context.on("weberror", (one) => note(String(one.error())));
   context.on("console", (line) => {
