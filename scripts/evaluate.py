@@ -8,7 +8,6 @@ translates the same texts, and chapter 10's test says whether their difference i
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from scripts.book.command import Command
 from scripts.ch10_judging import paired_difference
@@ -23,7 +22,7 @@ from scripts.fast.translating import FULL, ModelOptions, decode_texts, open_mode
 class EvaluateOptions(ModelOptions):
     """What to translate and score."""
 
-    corpus: Literal["sample", "multi30k"] | None = None
+    corpus: str | None = None
     """What to translate; by default what the model was trained on."""
     split: str | None = None
     """One split of it; by default each test split."""
@@ -34,7 +33,7 @@ class EvaluateOptions(ModelOptions):
 def pairs_to_score(options: EvaluateOptions, trained: Trained) -> dict[str, list[tuple[str, str]]]:
     """What `evaluate` was asked to translate, by name. Raises ValueError or FileNotFoundError."""
     corpus_name = options.corpus or trained.config.corpus
-    corpus = load_corpus(corpus_name)
+    corpus = load_corpus(corpus_name, trained.config.languages)
     if options.split and options.split not in corpus:
         known = ", ".join(corpus)
         raise ValueError(f"{corpus_name} has no split {options.split!r}: choose from {known}")

@@ -270,7 +270,7 @@ def test_evaluate_scores_and_compares_text_by_text(untrained, lines, monkeypatch
     save_model(tmp_path, untrained)
     pairs = lines[:12]
     sources, references = zip(*pairs, strict=True)
-    monkeypatch.setattr(evaluate, "load_corpus", lambda name: {"val": [], "test": pairs})
+    monkeypatch.setattr(evaluate, "load_corpus", lambda *named: {"val": [], "test": pairs})
 
     def scored(against) -> list[str]:
         assert evaluate.main(["--model", str(tmp_path), "--beam=1", "--against", str(against)]) == 0

@@ -55,7 +55,7 @@ def test_pieces_come_from_the_training_split_alone(monkeypatch):
     """ERRATA 18: otherwise the vocabulary knows what the model will be tested on."""
     pairs = [("ein Hund", "a dog"), ("ein roter Ball", "a red ball")] * 20
     corpus = {"train": pairs, "val": [("xylophon", "xylophone")] * 99, "test": pairs}
-    monkeypatch.setattr(core_data, "load_corpus", lambda name: corpus)
+    monkeypatch.setattr(core_data, "load_corpus", lambda *named: corpus)
     tokenizer = prepare(replace(RUN, vocab=40)).tokenizer
     assert UNK not in tokenizer.encode("roter Ball") and UNK in tokenizer.encode("xylophon")
 

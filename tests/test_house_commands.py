@@ -121,7 +121,7 @@ def assert_one_line(capsys, message):
 def test_commands_say_mistakes_of_their_own(name, argv, message, capsys, monkeypatch, tmp_path):
     """Before anything is translated or written."""
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    monkeypatch.setattr("scripts.evaluate.load_corpus", lambda name: {"train": [], "val": []})
+    monkeypatch.setattr("scripts.evaluate.load_corpus", lambda *named: {"train": [], "val": []})
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     Path("runs/onnx").mkdir(parents=True)

@@ -45,7 +45,7 @@ def prepare(config: TrainConfig) -> TrainingData:
 
     Raises ValueError if the corpus can't give that many pieces.
     """
-    corpus = load_corpus(config.corpus)
+    corpus = load_corpus(config.corpus, config.languages)
     lines = (line for pair in corpus["train"] for line in pair)
     try:
         tokenizer = BPETokenizer.train(lines, config.vocab)

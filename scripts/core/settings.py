@@ -46,8 +46,10 @@ class TrainConfig:
     """Dropout everywhere, attention weights included."""
 
     # The recipe.
-    corpus: Literal["sample", "multi30k"] = "multi30k"
-    """What to learn from."""
+    corpus: str = "multi30k"
+    """What to learn from: sample, multi30k, or a folder of your own pairs."""
+    languages: str = "de-en"
+    """The source's code and the target's; en-de turns sample and multi30k round."""
     smoothing: float = 0.1
     """Label smoothing's epsilon."""
     bpe_dropout: float = 0.0
@@ -126,6 +128,7 @@ PRESETS: dict[str, TrainConfig] = {
 
 # Settings of earlier runs: `path` is now a kind of step, the others no record ever changed.
 RETIRED = {"path", "fused", "compile", "tracker", "publish"}
+ADDED = {"languages": "de-en"}  # what runs did before there was a choice
 
 
 def plain_config(config: TrainConfig) -> TrainConfig:
@@ -142,8 +145,8 @@ def stored_config(settings: Mapping[str, Any]) -> TrainConfig:
 
 
 def known_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` as they are named today: those that no longer exist are left out."""
-    known = {name: value for name, value in settings.items() if name not in RETIRED}
+    """`settings` as they are named today: without those that are gone, with those that are new."""
+    known = ADDED | {name: value for name, value in settings.items() if name not in RETIRED}
     if settings.get("path") == "textbook":
         known["step"] = "textbook"
     return known

@@ -34,7 +34,7 @@ from scripts.core.checkpoints import (
 from scripts.core.data import TrainingData, epoch_examples, epoch_plan
 from scripts.core.models import Trained, load_model, save_model
 from scripts.core.ranks import ALONE, Ranks
-from scripts.core.settings import TrainConfig, learning_rate, plain_config
+from scripts.core.settings import TrainConfig, known_settings, learning_rate, plain_config
 from scripts.core.signals import Stopped, StopSignal
 from scripts.core.static import FEW_SHAPES
 from scripts.core.steps import Figures, Step, set_rate
@@ -64,7 +64,7 @@ def differences(
     Each maps a name to the two values, then and now. The machine may also decide the precision, if
     that was `auto` when the run began, and the kind of step as long as the plan is the same.
     """
-    then, now, free = meta["run"], identity(config, ranks), {"deterministic"}
+    then, now, free = known_settings(meta["run"]), identity(config, ranks), {"deterministic"}
     if meta["asked"]["precision"] == "auto":
         free.add("precision")
     if (then["step"] in FEW_SHAPES) == (config.step in FEW_SHAPES):
