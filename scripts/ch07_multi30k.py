@@ -80,7 +80,7 @@ print(", ".join(f"{split}: {count:,} pairs" for split, count in facts["pairs"].i
 pd.DataFrame(captions.values(), index=list(captions), columns=["German", "English"])
 
 # %% [markdown]
-# *Keiner Hund* should be *kleiner Hund* (small dog): without its l the word means *no*. *Kletter*, *Hintrgrund* and *plying a guitar* lack a letter too; *stadning* has two swapped. *Eine Videospiel* has the wrong gender and *A Oklahoma football player* the wrong article. Line 16,498 is translated freely, and line 16,663 not at all: `@@`.
+# *Keiner Hund* should be *kleiner Hund* (small dog): without its l the word means *no*. *Kletter*, *Hintrgrund* and *plying a guitar* lack a letter too; *stadning* has two swapped. *Eine Videospiel* has the wrong gender and *A Oklahoma football player* the wrong article. Line 16,498 is translated freely, and line 16,663 not at all: `@@`. Line 2,900, above, is wrong too: a person *on* the bus now looks *at* one.
 #
 # `load_corpus("multi30k")` gives a dictionary from each split to its (German, English) pairs: `train` is for learning, `val` for choosing, and the test sets for when all choices are made. It downloads the corpus once, or reads the folder `MULTI30K_DIR`. The host of the Annotated Transformer's data is gone, so our second corpus and our tokenisers need no download.
 #
@@ -97,7 +97,7 @@ for phrase in ("heben eine", " hoch.", ", weil", ", die"):
     print(f"{german}\n    {english}")
 
 # %% [markdown]
-# Does a model learn words, or whole phrases by heart? About one combination of words in twelve, such as *sad* with *chef*, is **held out**: it occurs only in a split of its own, `test_unseen`. Our sample model's BLEU is 96.0 there and 96.8 on `test`: it learned words.
+# Does a model learn words, or whole phrases by heart? One pair of adjective and noun, or of verb and object, in twelve is **held out**, such as *sad* with *chef*: it occurs only in a split of its own, `test_unseen`. Our sample model's BLEU is 96.0 there and 96.8 on `test`. One wrong word in each held-out pair would leave 79: it learned words.
 #
 # ## 3 · Words, and the words that are missing
 #
@@ -145,18 +145,16 @@ def unknown_rate(sentences: Iterable[list[str]], vocab: dict[str, int]) -> float
 # Torchtext, which the Annotated Transformer uses, gives the same numbers (in its release 0.6):
 
 # %%
-german_words, english_words = (
-    {name: [cut(pair[side]) for pair in corpus[name]] for name in ("train", "test")}
-    for side, cut in enumerate(tokenizers)
-)
-vocab = build_vocab(german_words["train"])
+german = [tokenizers[0](text) for text, _ in corpus["train"]]
+english, test = ([tokenizers[1](text) for _, text in corpus[name]] for name in ("train", "test"))
+vocab = build_vocab(german)
 torchtext = Late("torchtext.vocab")  # imported when it is used
-counts = Counter(word for words in german_words["train"] for word in words)
+counts = Counter(word for words in german for word in words)
 assert vocab == torchtext.Vocab(counts, specials=list(SPECIALS)).stoi
 print([vocab.get(word, UNK) for word in tokenizers[0]("Ein Quantencomputer lacht.")])  # 1 is <unk>
 
 # %% [markdown]
-# **Pitfall.** The Annotated Transformer builds its vocabulary from training, validation and test text together. Then nobody can measure how often a new sentence holds an unknown word.
+# **Pitfall.** The Annotated Transformer builds its vocabulary from training, validation and test text together. Then its count of unknown words in new sentences comes out too low.
 #
 # **How much do unknown words cost?** BLEU (chapter 10) counts which runs of one, two, three and four words a translation shares with a reference; 100 means all, and a short translation loses points. A perfect model that marks unknown words writes the reference with `<unk>` in their places.
 #
@@ -172,16 +170,16 @@ def bleu_without(references: Sequence[list[str]], vocab: dict[str, int], mark: s
 
 
 # %%
-english_vocab, test = build_vocab(english_words["train"], min_freq=20), english_words["test"]
+english_vocab = build_vocab(english, min_freq=20)
 unknown = unknown_rate(test, english_vocab)
 marked, left_out = (bleu_without(test, english_vocab, mark) for mark in ("<unk>", ""))
 print(f"{unknown:.1%} unknown: BLEU {marked:.1f} marked, {left_out:.1f} left out")
 print(f"expected: {100 * (1 - unknown) ** 2.5:.1f}")
 
 # %% [markdown]
-# Seven points are lost, since an unknown word spoils every run that it stands in. If a share $u$ of the words, scattered, is unknown, $(1-u)^n$ of the runs of $n$ words have none. BLEU takes the geometric mean over $n = 1, …, 4$, which is $(1-u)^{(1+2+3+4)/4} = (1-u)^{2.5}$: here a point too much, since no unknown word stands at a sentence's edge, where it would spoil fewer runs.
+# Seven points are lost, since an unknown word spoils every run that it stands in. If a share $u$ of the words, scattered, is unknown, $(1-u)^n$ of the runs of $n$ words have none. BLEU takes the geometric mean over $n = 1, …, 4$, which is $(1-u)^{(1+2+3+4)/4} = (1-u)^{2.5}$: here a point too much. A word at a sentence's edge stands in fewer runs, but no unknown word stands there.
 #
-# Leaving words out loses *less*. A missing word spoils $n-1$ runs of $n$ words and not $n$; the penalty for short translations takes back nearly all of that. In Multi30k's validation set:
+# Leaving words out loses *less*. A missing word spoils $n-1$ runs of $n$ words and not $n$; the penalty for short translations takes back nearly all of that. In Multi30k's validation set (*leaky*: with a vocabulary that has seen validation and test text; German rows are for translating into German):
 
 # %%
 pd.DataFrame(facts["unknown"]).set_index(["language", "min_freq"])
@@ -214,7 +212,7 @@ assert merge_pair(("n", "e", "e", "d", "e", "e"), ("e", "e")) == ("n", "ee", "d"
 assert merge_pair(("a", "a", "a"), ("a", "a")) == ("aa", "a")  # a letter is joined once
 
 # %% [markdown]
-# Our text has four words: *low* 5 times, *lower* 2, *newest* 6, *widest* 3. *Predict* the first merge. Then write `learn_merges`.
+# The text of Sennrich's paper has four words: *low* 5 times, *lower* 2, *newest* 6, *widest* 3. *Predict* the first merge. Then write `learn_merges`.
 
 
 # %% tags=["yours"]
@@ -243,7 +241,7 @@ print(", ".join(a + "+" + b for a, b in merges))
 assert ["".join(pair) for pair in merges[:5]] == ["es", "est", "est</w>", "lo", "low"]
 
 # %% [markdown]
-# The first merge is e+s, which stands in *newest* and *widest*: 6 + 3 times. S+t and t+`</w>` are as frequent, but are met later.
+# The first merge is e+s, which stands in *newest* and *widest*: 6 + 3 times. The pairs s+t and t+`</w>` are as frequent, but are met later.
 #
 # To *apply* the merges to a new word, always join the neighbours whose joined piece was learned first. *Predict:* which pieces of *lowest* are joined first, and where does it end? Then write `merge_steps`.
 
@@ -271,18 +269,18 @@ steps = merge_steps([*"lowest", "</w>"], rank)
 assert steps[1] == ["l", "o", "w", "es", "t", "</w>"] and steps[-1] == ["low", "est</w>"]
 titled(
     merge_tree(steps),
-    "A new word ends as two pieces that the model knows",
+    "A new word ends as two pieces that were learned",
     "Each row joins two neighbours. In a live notebook, a slider plays the merges one by one.",
 )
 
 # %% [markdown]
-# E+s is joined first. *Lowest* ends as stem and ending: nobody taught BPE grammar, but both are frequent.
+# The pair e+s is joined first. *Lowest* ends as stem and ending: nobody taught BPE grammar, but both are frequent.
 #
 # ### SentencePiece
 #
 # We use SentencePiece, which marks where a word *begins* (▁) instead of where it ends. One **joint** model serves both languages, so they can share one table (chapter 5).
 #
-# Copied text holds unseen characters, such as soft hyphens. What looks the same should translate the same, so `plain_text` comes first.
+# Multi30k hardly needs it, but text that users paste holds soft hyphens and other unseen characters. What looks the same should translate the same, so `plain_text` comes first.
 
 
 # %%
@@ -327,7 +325,10 @@ class BPETokenizer:
             model_type="bpe",
             vocab_size=vocab_size,
             character_coverage=1.0,
-            **{"pad_id": PAD, "unk_id": UNK, "bos_id": BOS, "eos_id": EOS},
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
             num_threads=1,  # the same model on every machine
             minloglevel=2,  # silently
         )
@@ -360,7 +361,7 @@ class BPETokenizer:
 
 
 # %% [markdown]
-# Our Multi30k model's tokenizer has 8,192 pieces, numbered in the order of learning, so `merge_steps` can replay how it splits words. *Fahrradhund* (bicycle dog) is in no dictionary. *Predict* its pieces.
+# Our Multi30k model's tokenizer has 8,192 pieces: four special ones, the merges in the order of learning, then 100 single characters. So `merge_steps` can replay how it splits words. *Fahrradhund* (bicycle dog) is in no dictionary. *Predict* its pieces.
 
 # %%
 bpe = BPETokenizer.load(ROOT / "models/multi30k-de-en/tokenizer.model")
@@ -381,7 +382,7 @@ titled(
 print(" ".join(bpe.pieces("Regenbogenforelle")))
 
 # %% [markdown]
-# `<unk>` is left for characters that the training text lacks.
+# `<unk>` is left for characters that the training text lacks. (Large models start from bytes, and need no `<unk>`.)
 #
 # ### How large a vocabulary?
 #
@@ -394,14 +395,14 @@ print(f"28 pieces take {products[28] / products[14]:.2f} times the work of 14;")
 print(f"512 pieces take {products[512] / products[256]:.2f} times that of 256")
 
 # %% [markdown]
-# The work falls by a factor of 2.02. In captions the square is about 1% of a layer's work; the rest is done at *each position*, and halves with the length. But the generator, which makes V scores for each target token, grows with V. *Predict:* which V takes the fewest operations, on average over Multi30k's validation set?
+# The work falls by a factor of 2.02. In captions the square is about 1% of a layer's work; the rest is done at *each position*, and halves with the length. But the generator, which makes V scores for each target token, grows with V. *Predict:* of 1,024 to 8,192, which V takes chapter 9's model the fewest operations per pair, on average over Multi30k's validation set?
 
 # %%
 sizes = pd.DataFrame(facts["tokens"]).rename(columns="{} pieces".format)
 sizes.assign(**{"million operations": facts["operations"]}).rename_axis("V").round(1)
 
 # %% [markdown]
-# 4,096 pieces take the fewest. At 8,192 sentences are up to a tenth shorter, but the generator alone takes 27% of the operations. We take 8,192: shorter sentences, 6% more operations.
+# 4,096 pieces take the fewest. At 8,192 sentences are up to a tenth shorter, but the generator alone takes 27% of the operations. We take 8,192, without having compared BLEU: fewer steps when decoding (chapter 8), for 6% more operations and a million more parameters.
 #
 # ## 5 · Two captions, one batch
 #
@@ -580,8 +581,8 @@ masks = {
 shares = [float(1 - mask.double().mean()) for mask in masks.values()]
 titled(
     two_batches(masks),
-    f"A random batch is {shares[0]:.0%} padding, a bucket {shares[1]:.0%}",
-    "Sample corpus. Each row is a source sentence; the longest decides how wide all are.",
+    f"Sixteen random sentences are {shares[0]:.0%} padding, sixteen of a bucket {shares[1]:.0%}",
+    "Sample corpus, sources. The longest decides the width: more random rows, more padding.",
 )
 
 # %% [markdown]
@@ -611,11 +612,11 @@ padding = pd.DataFrame({"sample": padding_table(train, 2048), "Multi30k": facts[
 padding.map("{:.0%}".format)
 
 # %% [markdown]
-# Batches have at most 2,048 tokens a side; random ones hold as many sentences as the average bucket. In Multi30k buckets compute less than a quarter of the fixed width's cells.
+# A bucket has at most 2,048 tokens a side. A random batch holds as many sentences as the average bucket, and so in Multi30k twice the cells; cut at 2,048 it is still half padding. Buckets compute less than a quarter of the fixed width's cells.
 #
 # ## 7 · Case: the caption that isn't there
 #
-# > **Symptom.** Somebody reads two files of 6,000 lines each. The first pairs are translations. Later ones aren't, and no error was raised.
+# > **Symptom.** Somebody reads two files of translations, line by line. The first pairs are right. Later ones aren't, and no error was raised.
 
 # %%
 german_lines, english_lines = map(list, zip(*corpus["train"], strict=True))
@@ -626,7 +627,7 @@ for i in (0, 5000):
     print(*pairs[i], sep="\n", end="\n\n")
 
 # %% [markdown]
-# **Suspects.** (1) One file was shuffled. (2) A line is missing in the English file. (3) The translators were too free. (4) Our reader cuts lines where there is no end.
+# **Suspects.** (1) One file was shuffled, from some line on. (2) A line is missing in the English file. (3) The translators were too free. (4) Our reader cuts lines where there is no end.
 #
 # **Instrument.** A translation of a long sentence is long. So we correlate the lengths of both sides, 250 lines at a time. *Predict* the curve for each suspect.
 
@@ -641,27 +642,27 @@ def length_correlations(pairs: Sequence[tuple[str, str]], window: int = 250) -> 
 
 # %%
 shifted, right = length_correlations(pairs), length_correlations(corpus["train"])
-lost = english_lines[:1999] + english_lines[2000:]
-missing = length_correlations([*zip(german_lines, lost, strict=False)])
+later = length_correlations([*zip(german_file.splitlines()[1:], english_lines, strict=True)])
 assert min(shifted[i] for i in range(0, 2000, 250)) > 0.7
 assert max(shifted[i] for i in range(2000, 6000, 250)) < 0.3
+assert min(later[i] for i in range(2000, 6000, 250)) > 0.7
 titled(
-    shift_curve({"splitlines": shifted, "split at \\n": right, "a line missing": missing}),
+    shift_curve({"splitlines": shifted, "split at \\n": right, "German one line on": later}),
     "Up to about line 2,000 the lengths agree, and then they don't",
-    "Lengths in 250 lines at a time. The curve of a missing line lies on that of splitlines.",
+    "Lengths in 250 lines at a time. Taking the next German line repairs the rest.",
 )
 
 # %% [markdown]
-# Shuffling would leave no correlation anywhere, free translation a weaker one everywhere. A sudden end means that something near line 2,000 moved all that follows: suspect 2 or 4. Count the lines:
+# Free translation would weaken the curve everywhere. A shuffle from line 2,000 on would look the same, but then moving one file by a line would repair nothing. Here it does: suspect 2 or 4. Count the lines:
 
 # %%
 print(len(german_file.splitlines()), "and", len(english_file.splitlines()), "lines by splitlines;")
 print(german_file.count("\n"), "and", english_file.count("\n"), "ends of lines")
 first = next(line for line in german_file.split("\n") if len(line.splitlines()) > 1)
-print(ascii(first))
+print(ascii(first))  # this search misses a case: exercise 1
 
 # %% [markdown]
-# **Culprit.** The reader. Python's `splitlines` also splits at rare characters that don't end a line in a text file, here U+2028. One of them shifts every later pair, and `zip` with `strict=False` stays silent. Our `read_lines` splits only at `\n`, and we zip with `strict=True`.
+# **Culprit.** The reader. Python's `splitlines` also splits at rare characters that don't end a line in a text file, here U+2028. One of them shifts every later pair, and `zip` with `strict=False` stays silent. Our [`read_lines`](../scripts/corpora/multi30k.py) splits only at `\n`, and we zip with `strict=True`.
 #
 # ## Summary
 #
@@ -686,7 +687,7 @@ print(ascii(first))
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Find the number (from 0) of the first line, between two `\n`, which `splitlines` would cut once more, inside or at its end; or None. Windows ends lines with `\r\n`, which both count once. `solution("first_shift")` shows ours.
+# Find the number (from 0) of the first line that `splitlines` cuts at something other than its final `\n` or `\r\n`; or None. A strange character just before the `\n` counts: it makes an empty line. `solution("first_shift")` shows ours.
 
 
 # %%
@@ -707,7 +708,7 @@ check(first_shift)
 
 # %%
 def wasted_scores(lengths: Sequence[int], batches: Iterable[Sequence[int]]) -> float:
-    """The share, 0 to 1, of T × T scores that padding has a part in."""
+    """The share, 0 to 1, of w × w scores that padding has a part in."""
     ...
 
 

@@ -526,7 +526,7 @@ scores = 40 + 0.5 * torch.randn(100_000, 18)  # so many such contests
 print(f"the best of 18 equal models seems to have {scores.max(dim=1).values.mean():.1f}")
 
 # %% [markdown]
-# A maximum flatters. Here the errors were independent. Models that translate the same captions share a part of the error, and only what each has alone flatters: if 80% of the variance is shared, $\sqrt{0.2}\cdot 0.9=0.4$. The shipped run gained nothing by choosing: its best epoch was its last. A test set chooses no epoch, so its score isn't flattered: report that, taken once, at the end.
+# A maximum flatters. Here the errors were independent. Models that translate the same captions share a part of the error, and only each one's own error flatters: if 80% of the variance is shared, $\sqrt{0.2}\cdot 0.9=0.4$. The shipped run gained nothing by choosing: its best epoch was its last. A test set chooses no epoch, so its score isn't flattered: report that, taken once, at the end.
 
 # %%
 split = "test_2016_flickr" if gpu else "test"
