@@ -1,15 +1,19 @@
 """The living page: the same ids, tokens and texts in a browser as in Python.
 
+Once for the model that ships, and once for one of a reader's own, in other scripts.
+
 The page's own JavaScript runs in Node, and again in headless Chromium. Nothing is skipped: if a
 program is missing, the tests fail and say which package has it.
 """
 
 import importlib.util
+import itertools
 import json
 import os
 import random
 import re
 import unicodedata
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +24,14 @@ from conftest import ROOT
 
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch06_training import BOS, EOS, PAD, UNK, greedy_decode
-from scripts.ch07_multi30k import plain_text, source_ids
+from scripts.ch07_multi30k import BPETokenizer, encode_pairs, plain_text, source_ids
 from scripts.ch08_decoding import beam_search
 from scripts.ch15_looking_inside import look_at, piece_label
+from scripts.core.data import TrainingData
 from scripts.core.models import DEFAULT_MODEL, load_model
+from scripts.core.settings import PRESETS, TrainConfig
 from scripts.corpora.load import load_corpus
+from scripts.fast.run import fit
 from scripts.fast.translating import fast_translate
 
 LIVING = ROOT / "docs" / "living"
@@ -36,6 +43,25 @@ SENTENCES = [  # our own
     "Der Pirat kauft um 12 Uhr einen roten Hut und lacht! 😀",
 ]
 MODEL_LIMIT = 256
+
+# Pairs without spaces, from right to left, and with letters that SentencePiece rewrites.
+WHO = {
+    "我": "אני",
+    "Анна": "אנה",
+    "这只猫": "החתול",
+    "Ђорђе": "ג׳ורג׳",
+    "𐍈ſŒ": "ﬁ☃",
+    "2 只 köpek": "2 כלבים",
+}
+DOES = {
+    "看见鱼": "רואה דג",
+    "吃了12个苹果": "אכל 12 תפוחים",
+    "在家里睡觉": "ישן בבית",
+    "読む Книгу": "קורא ספר",
+}
+OWN_PAIRS = [
+    (f"{who}{does}。", f"{WHO[who]} {DOES[does]}.") for who, does in itertools.product(WHO, DOES)
+]
 
 
 def living_build() -> Any:
@@ -49,15 +75,58 @@ def living_build() -> Any:
 build = living_build()
 
 
-@pytest.fixture(scope="module")
-def trained():
-    return load_model(DEFAULT_MODEL, "cpu")
+def train_own(folder: Path) -> None:
+    """A model that has seen each of its two dozen pairs forty times, in 3 seconds; and its page."""
+    tokenizer = BPETokenizer.train((line for pair in OWN_PAIRS for line in pair), 140)
+    sizes = {"layers": 2, "d_model": 32, "d_ff": 64, "heads": 4, "vocab": 140}
+    config = replace(PRESETS["sample"], **sizes, epochs=40, max_tokens=256, lr=5e-3, warmup=20)
+    config = replace(config, languages="Tlon-he", save_every=0, name="own")
+    examples, splits = (
+        encode_pairs(OWN_PAIRS, tokenizer),
+        {"train": OWN_PAIRS, "val": OWN_PAIRS[:4]},
+    )
+    fit(config, TrainingData(splits, tokenizer, examples, examples[:4]), folder)
+    (folder / "pairs").mkdir()
+    lines = "".join(f"{source}\t{target}\n" for source, target in OWN_PAIRS)
+    (folder / "pairs/test.tsv").write_text(lines, "utf-8")
+    build.build(folder, folder / "x/y")
+
+
+@dataclass
+class Case:
+    """A model with a page: in `site`, served from `root`."""
+
+    model: Path
+    site: Path
+    root: Path
+    sentences: list[str]
+    languages: list[str]  # their codes
+    title: str
+    forward: str  # the key that leads to the next token
+
+
+@pytest.fixture(scope="module", params=["shipped", "own"])
+def case(request, once) -> Case:
+    """The page, built as `make living` does; the reader's own is served below /x/y/."""
+    if request.param == "own":
+        own = once("own", train_own)
+        strange = [OWN_PAIRS[0][0] + OWN_PAIRS[-1][0], "Анна 7 Ünï 龘龘☃吃了鱼! 😀"]
+        texts = [pair[0] for pair in OWN_PAIRS[5:8]]
+        known = (["und", "he"], "Tlon to Hebrew", "ArrowLeft")
+        return Case(own, own / "x/y", own, [*strange, *texts], *known)
+    site = once("living", lambda folder: build.build(DEFAULT_MODEL, folder))
+    known = (["de", "en"], "German to English", "ArrowRight")
+    return Case(DEFAULT_MODEL, site, site.parent, SENTENCES, *known)
 
 
 @pytest.fixture(scope="module")
-def site(trained, once) -> Path:
-    """The page, built as `make living` does."""
-    return once("living", lambda folder: build.build(trained, folder))
+def trained(case):
+    return load_model(case.model, "cpu")
+
+
+@pytest.fixture(scope="module")
+def site(case) -> Path:
+    return case.site
 
 
 # --- The tokenizer ---
@@ -87,10 +156,10 @@ def strange_texts() -> list[str]:
     return texts
 
 
-def test_ids_and_texts_are_those_of_sentencepiece(site, trained):
+def test_ids_and_texts_are_those_of_sentencepiece(site, trained, case):
     tokenizer = trained.tokenizer
-    pairs = load_corpus("sample")["test"][:200]
-    texts = [text for pair in pairs for text in pair] + SENTENCES + strange_texts()
+    pairs = load_corpus("sample")["test"][:200] + OWN_PAIRS
+    texts = [text for pair in pairs for text in pair] + case.sentences + strange_texts()
     texts += [unicodedata.normalize(form, text) for form in ("NFD", "NFKC") for text in texts[:50]]
     draw = random.Random(1)
     rows = [
@@ -121,9 +190,9 @@ def cut(ids: list[int]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def answers(site):
+def answers(site, case):
     """What the page's JavaScript makes of each sentence, greedily and with beams of 4 and 5."""
-    wanted = [{"text": text, "beam": beam} for beam in (1, 4, 5) for text in SENTENCES]
+    wanted = [{"text": text, "beam": beam} for beam in (1, 4, 5) for text in case.sentences]
     found = run_script(LIVING / "node.mjs", str(site), request={"translate": wanted})["translate"]
     return {(one["beam"], one["text"]): texts for one, texts in zip(wanted, found, strict=True)}
 
@@ -136,23 +205,24 @@ def python_texts(trained, text: str, beam: int) -> list:
     return beam_search(trained.model, src, None, limit, beam, trained.config.alpha)[0]
 
 
-@pytest.mark.parametrize("text", SENTENCES)
-def test_greedy_tokens_are_pythons(answers, trained, text):
-    (found,) = answers[1, text]
-    (wanted,) = python_texts(trained, text, 1)
+@pytest.mark.parametrize("number", range(5))
+def test_greedy_tokens_are_pythons(answers, trained, case, number):
+    (found,) = answers[1, case.sentences[number]]
+    wanted = python_texts(trained, case.sentences[number], 1)[0]
     assert found["ids"] == wanted and wanted[-1] == EOS
     assert found["text"] == trained.tokenizer.decode(wanted)
 
 
-def test_a_text_that_is_too_long_is_cut(site, trained):
-    wanted = [{"text": "Ein Hund schläft. " * 100}]
+def test_a_text_that_is_too_long_is_cut(site, trained, case):
+    wanted = [{"text": case.sentences[-2] * 100}]
     found = run_script(LIVING / "node.mjs", str(site), request={"translate": wanted})
     assert found["translate"][0][0]["text"] == fast_translate(trained, [wanted[0]["text"]])[0]
 
 
 @pytest.mark.parametrize("beam", [4, 5])
-@pytest.mark.parametrize("text", SENTENCES)
-def test_beams_are_pythons(answers, trained, text, beam):
+@pytest.mark.parametrize("number", range(5))
+def test_beams_are_pythons(answers, trained, case, number, beam):
+    text = case.sentences[number]
     found, wanted = answers[beam, text], python_texts(trained, text, beam)
     assert len(found) == beam
     assert [cut(one["ids"]) for one in found] == [list(h.ids) for h in wanted]
@@ -161,8 +231,9 @@ def test_beams_are_pythons(answers, trained, text, beam):
         assert one["score"] == pytest.approx(other.score(trained.config.alpha), abs=1e-4)
 
 
-@pytest.mark.parametrize("text", SENTENCES[:2])
-def test_candidates_and_attention_are_pythons(answers, trained, text):
+@pytest.mark.parametrize("number", range(2))
+def test_candidates_and_attention_are_pythons(answers, trained, case, number):
+    text = case.sentences[number]
     (found,) = answers[1, text]
     look = look_at(trained, text)
     cross = look.maps["cross"]  # (N, H, T, S)
@@ -196,44 +267,64 @@ def test_the_page_is_small_and_whole(site):
     kept = json.loads(re.search(r"const FILES = (\[.*?\]);", worker, re.DOTALL)[1])
     assert set(kept) == {"./", *sizes} - {"sw.js"} and "@" not in worker
     assert re.search(r'const VERSION = "[0-9a-f]{12}";', worker)
+    assert "../" not in (site / "index.html").read_text("utf-8")  # it is no part of the book's site
     for name in build.PAGE:
         text = (LIVING / name).read_text("utf-8")
         hosts = set(re.findall(r"https?://([\w.]+)", text)) - {"www.w3.org", "localhost"}
         assert not hosts, f"{name} names other hosts: {hosts}"
 
 
+@pytest.mark.parametrize(
+    ("languages", "corpus", "first"),
+    [
+        ("en-de", "multi30k", "A small dog runs across the wet meadow."),
+        ("de-en", "sample", "Ein Clown mit einer grünen Kiste hat vier Kindern geholfen."),
+        ("sw-en", "runs/sw/pairs", None),
+    ],
+)
+def test_what_the_page_proposes_suits_the_model(tmp_path, languages, corpus, first):
+    found = build.examples(tmp_path, TrainConfig(corpus=corpus, languages=languages))
+    assert next(iter(found), None) == first
+
+
 # --- A browser ---
 
 
 @pytest.fixture(scope="module")
-def address(site):
-    with serving(site) as found:
+def address(case):
+    with serving(case.site, case.root) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def visit(site, address):
+def visit(case, site, address):
     """What a reader sees, in headless Chromium. LIVING_PICTURES=folder keeps the screenshots."""
+    pictures = os.environ.get("LIVING_PICTURES")
     request = {
         "chromium": chromium(),
         "url": address,
         "file": (site / "index.html").as_uri(),
-        "sentences": [{"text": text, "beam": b} for b in (1, 4) for text in SENTENCES],
-        "pictures": os.environ.get("LIVING_PICTURES"),
+        "sentences": [{"text": text, "beam": b} for b in (1, 4) for text in case.sentences],
+        "forward": case.forward,
+        "pictures": pictures and f"{pictures}/{case.model.name}",
     }
     return run_script(LIVING / "browser.mjs", request=request)
 
 
-def test_a_browser_translates_as_python_does(visit, trained):
+def test_a_browser_translates_as_python_does(visit, trained, case):
     tokenizer = trained.tokenizer
-    assert visit["opening"] == tokenizer.decode(python_texts(trained, SENTENCES[0], 1)[0])
+    first, *others = build.examples(case.model, trained.config)
+    assert visit["opening"] == tokenizer.decode(python_texts(trained, first, 1)[0])
+    assert visit["examples"] == others and len(others) == 4
+    assert visit["languages"] == case.languages
+    assert visit["title"] == f"{case.title} · From Attention to Translation"
     found = iter(visit["translations"])
-    for text in SENTENCES:
+    for text in case.sentences:
         (wanted,), one = python_texts(trained, text, 1), next(found)
         assert one["text"] == tokenizer.decode(wanted)
         pieces = [tokenizer.processor.id_to_piece(i) for i in wanted]
         assert one["tokens"] == [piece_label(piece) for piece in pieces]
-    for text in SENTENCES:
+    for text in case.sentences:
         wanted, one = python_texts(trained, text, 4), next(found)
         assert one["texts"] == [tokenizer.decode(h.ids) for h in wanted]
         assert one["text"] == one["texts"][0]
@@ -259,8 +350,8 @@ def test_the_page_answers_its_reader(visit):
     assert visit["offline"] == visit["opening"]
 
 
-def test_where_it_cannot_work_the_page_says_so(visit):
-    assert "python -m http.server" in visit["trouble"]["file"]
+def test_where_it_cannot_work_the_page_says_so(visit, site):
+    assert f"http://localhost:8000/{site.name}/" in visit["trouble"]["file"]
     assert "no WebAssembly" in visit["trouble"]["no WebAssembly"]
     assert "JavaScript" in visit["trouble"]["no JavaScript"]
     assert "didn't run" in visit["trouble"]["no script"]

@@ -2,7 +2,7 @@
 //
 //     node browser.mjs < request.json
 //
-// The request: {chromium, url, file, sentences: [{text, beam}], pictures: folder or null}. The answer, on
+// The request: {chromium, url, file, sentences: [{text, beam}], forward: a key, pictures: folder or null}. The answer, on
 // standard output: what was translated, how long it took, each complaint of the browser, what axe-core
 // finds, and what the page says if it can't work.
 
@@ -32,6 +32,9 @@ await page.goto(request.url);
 await finished(page, 1);
 answer.firstSeconds = (Date.now() - started) / 1000;
 answer.opening = await page.textContent("#translation");
+answer.title = await page.title();
+answer.languages = await page.locator("#text, #translation").evaluateAll((all) => all.map((one) => one.lang));
+answer.examples = await texts(page, "#examples button");
 await shot(page, "desktop");
 answer.axe.light = await serious(page);
 
@@ -39,9 +42,9 @@ let count = 1;
 for (const { text, beam } of request.sentences) {
   await page.check(`input[name=search][value=${beam > 1 ? "beam" : "greedy"}]`);
   if (beam > 1) await page.fill("#beam", String(beam));
-  await page.fill("#german", text);
+  await page.fill("#text", text);
   started = Date.now();
-  await page.press("#german", "Enter");
+  await page.press("#text", "Enter");
   await finished(page, ++count);
   answer.translations.push({
     text: await page.textContent("#translation"),
@@ -56,7 +59,7 @@ answer.axe.beam = await serious(page);
 // The keyboard, the pickers, the table.
 const focusBefore = await texts(page, "#tokens [aria-selected=true]");
 await page.focus("#tokens [aria-selected=true]");
-await page.keyboard.press("ArrowRight");
+await page.keyboard.press(request.forward);
 answer.keyboard = [focusBefore, await texts(page, "#tokens [aria-selected=true]"), await texts(page, "#tokens :focus")];
 answer.candidates = await texts(page, "#candidates .share");
 const cells = () => page.locator("#map .cell").evaluateAll((all) => all.map((one) => one.getAttribute("fill-opacity")));
@@ -74,7 +77,7 @@ await shot(page, "desktop-table");
 
 // Stopped midway: what was written stays, and the next translation works.
 await page.selectOption("#pace", "250");
-await page.press("#german", "Enter");
+await page.press("#text", "Enter");
 await page.waitForFunction(() => document.querySelectorAll("#tokens [role=option]").length >= 2);
 await page.click("#stop");
 await finished(page, ++count);
@@ -82,14 +85,15 @@ answer.stopped = await page.textContent("#status");
 answer.focus = await page.evaluate(() => document.activeElement.id);
 await page.selectOption("#pace", "0");
 await page.check("input[name=search][value=beam]");
-await page.fill("#german", "");
-await page.press("#german", "Enter");
+await page.fill("#text", "");
+await page.press("#text", "Enter");
 await finished(page, ++count);
 answer.nothing = await page.isHidden("#beams");
 answer.empty = [await page.textContent("#status"), await page.textContent("#translation")];
 
 // Asked four times at once: the first is stopped, the last runs.
-await page.fill("#german", "Zwei Männer spielen Fuß\u00adball.");
+const [{ text: plain }] = request.sentences;
+await page.fill("#text", plain.replace(/\p{L}/u, "$&\u00ad"));
 await page.evaluate(() => {
   for (let i = 0; i < 4; i++) document.getElementById("ask").requestSubmit();
 });
@@ -97,8 +101,8 @@ await page.waitForFunction((n) => document.documentElement.dataset.done > n && !
 answer.hurried = Number(await page.evaluate(() => document.documentElement.dataset.done)) - count;
 count += answer.hurried;
 answer.soft = [await page.textContent("#translation")];
-await page.fill("#german", "Zwei Männer spielen Fußball.");
-await page.press("#german", "Enter");
+await page.fill("#text", plain);
+await page.press("#text", "Enter");
 await finished(page, ++count);
 answer.soft.push(await page.textContent("#translation"));
 
