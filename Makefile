@@ -4,7 +4,7 @@
 #   VENV=path                your own environment instead of .venv: used as it is, nothing is installed
 #   WORKERS=2                how many tests or notebooks run at once
 #   CHAPTERS=scripts/ch01_attention.py    the chapters for `make notebooks` and `make workbook`
-#   FOLDER=build/workbook                 what `make lab` opens, if not the notebooks; where `make living` writes
+#   FOLDER=build/workbook                 what `make lab` opens, if not the notebooks; where `make living` writes its page
 #   PRESET=sample CORPUS=sample           what `make train` trains; on what, if not the preset's own
 #   ARGS="--device cuda"     further options of `make train` and the tasks that make records
 
@@ -111,8 +111,9 @@ workbook: setup  ## write the chapters with their central definitions left for y
 book: setup  ## build the site, docs/_build/html, from the stored notebooks (a minute or two)
 	$(PY) docs/build.py
 
-living: setup  ## build the page that translates in a browser: make living [MODEL=runs/NAME] [FOLDER=path] (needs npm once)
-	@$(PY) docs/living/build.py $(if $(MODEL),--model="$$MODEL") $(if $(FOLDER),"$$FOLDER")
+living: setup  ## build the page that translates in a browser: make living [MODEL=runs/NAME [FOLDER=page]] (needs npm once)
+	@folder="$${MODEL:+$$MODEL/page}"; $(PY) docs/living/build.py $(if $(MODEL),--model="$$MODEL") \
+	  "$${FOLDER:-$${folder:-docs/_build/html/living}}"
 
 SERIES = from-attention-to-translation
 colab:  ## write the series as last committed into build/from-attention-to-translation.zip, to lie beside a chapter in Colab

@@ -57,11 +57,10 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def serving(folder: Path, root: Path | None = None) -> Iterator[str]:
-    """Serve `folder` below `root`, its parent if not given, and yield its address there."""
-    root = root or folder.parent
-    handler = functools.partial(QuietHandler, directory=str(root))
+def serving(folder: Path) -> Iterator[str]:
+    """Serve `folder` under a sub-path, as on a project's site, and yield its address."""
+    handler = functools.partial(QuietHandler, directory=str(folder.parent))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/{folder.relative_to(root).as_posix()}/"
+        yield f"http://127.0.0.1:{server.server_port}/{folder.name}/"
         server.shutdown()

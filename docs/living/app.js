@@ -21,7 +21,6 @@ const page = {
   shown: null,
   focus: 0,
   alpha: 0,
-  languages: {}, // of the source and the target: { name, code }
 };
 
 class Stopped extends Error {}
@@ -64,25 +63,20 @@ async function load() {
   ort.env.wasm.wasmBinary = undefined;
 }
 
-/** A language by its code, such as "de"; what is no code is a name already. */
+/** A language by its code, such as "de"; what is no code ("Ido", "Tlon") is a name already. */
 function languageOf(text) {
-  let name;
-  try {
-    const names = new Intl.DisplayNames("en", { type: "language", fallback: "none" });
-    if (/^[a-z]{2,3}(-|$)/.test(text)) name = names.of(text); // "Ido" and "Ga" are names
-  } catch {} // not even built as a code is
-  return { name: name ?? text, code: name ? text : "und" };
+  const names = new Intl.DisplayNames("en", { type: "language", fallback: "none" });
+  const name = /^[a-z]{2,3}$/.test(text) && names.of(text);
+  return { name: name || text, code: name ? text : "und" };
 }
 
 /** Name the model's languages wherever the page speaks of them, and show its examples. */
-function introduce({ languages, examples }) {
+function introduce({ languages, examples: [first, ...others] }) {
   const [source, target] = languages.map(languageOf);
-  page.languages = { source, target };
-  const names = { source: source.name, target: target.name, both: `${source.name} to ${target.name}` };
-  for (const node of document.querySelectorAll("[data-name]")) node.textContent = names[node.dataset.name];
-  for (const node of document.querySelectorAll("[data-lang]")) node.lang = page.languages[node.dataset.lang].code;
-  document.title = `${names.both} · From Attention to Translation`;
-  const [first, ...others] = examples;
+  const named = { source, target, both: { name: `${source.name} to ${target.name}` } };
+  for (const node of document.querySelectorAll("[data-name]")) node.textContent = named[node.dataset.name].name;
+  for (const node of document.querySelectorAll("[data-lang]")) node.lang = named[node.dataset.lang].code;
+  document.title = `${named.both.name} · From Attention to Translation`;
   at("text").value ||= first ?? ""; // a browser may bring back what was there before
   at("try").hidden = !others.length;
   const button = (text) => element("button", { type: "button", lang: source.code, dir: "auto", text });
@@ -183,7 +177,7 @@ async function search(source, run) {
   show(found[0], 0);
   const count = found[0].ids.length;
   const cut = finished(found[0]) ? "" : " It found no end, and was stopped there.";
-  say(`${count} tokens; the model needed ${seconds.toFixed(2)} seconds.${cut}`);
+  say(`${count} tokens; the model needed ${Number(seconds.toPrecision(2))} seconds.${cut}`);
 }
 
 /** 1 for greedy decoding, else the beam's width. */
@@ -248,7 +242,7 @@ function showTexts() {
       "li",
       { role: "option", class: ended ? null : "unfinished", "aria-selected": String(text === page.shown) },
       element("span", { class: "score", text: value }),
-      element("span", { lang: page.languages.target.code, dir: "auto", text: ended ? words : `${words} …` }),
+      element("span", { dir: "auto", text: ended ? words : `${words} …` }),
     );
     item.tabIndex = text === page.shown ? 0 : -1;
     return item;
@@ -305,9 +299,9 @@ function showMap() {
   const weights = choices.map((choice) => attentionOf(choice.weights, page.model.config, ...picked()));
   const rows = choices.map(({ token }) => labelOf(token));
   at("map").replaceChildren(attentionMap(weights, rows, page.source, page.focus, focusOn));
-  const caption = `Shares of attention: ${pickedInWords()}. Rows: tokens written; columns: ${page.languages.source.name} tokens.`;
+  const caption = `Shares of attention: ${pickedInWords()}. Rows: tokens written; columns: the source's.`;
   const open = at("table").parentElement.open;
-  at("table").replaceChildren(...(open ? [attentionTable(weights, rows, page.source, caption, page.languages)] : []));
+  at("table").replaceChildren(...(open ? [attentionTable(weights, rows, page.source, caption, at("source").lang)] : []));
 }
 
 function focusOn(i) {
@@ -421,7 +415,8 @@ async function start() {
   fillPickers(config);
   at("alpha").value = config.alpha; // the length penalty that suits this model
   at("progress").hidden = true;
-  at("facts").textContent = `It has ${(config.parameters / 1e6).toFixed(1)} million parameters: ${config.layers} + ${config.layers} layers, ${config.heads} heads, ${config.vocab.toLocaleString("en")} tokens.`;
+  const count = config.parameters.toLocaleString("en", { notation: "compact", compactDisplay: "long" }); // 7.6 million
+  at("facts").textContent = `It has ${count} parameters: ${config.layers} + ${config.layers} layers, ${config.heads} heads, ${config.vocab.toLocaleString("en")} tokens.`;
   say("Ready.");
   mark("ready");
   if (at("text").value && !page.running && !page.shown) await translate().catch(giveUp);

@@ -3,7 +3,7 @@
 //     node browser.mjs < request.json
 //
 // The request: {chromium, url, file, sentences: [{text, beam}], forward: a key, pictures: folder or null}. The answer, on
-// standard output: what was translated, how long it took, each complaint of the browser, what axe-core
+// standard output: what was translated, each complaint of the browser, what axe-core
 // finds, and what the page says if it can't work.
 
 import { join } from "node:path";
@@ -27,13 +27,11 @@ const texts = (page, selector) => page.locator(selector).allTextContents();
 // On a desktop.
 const desk = await visitor({ viewport: { width: 1200, height: 900 } });
 const page = await desk.newPage();
-let started = Date.now();
 await page.goto(request.url);
 await finished(page, 1);
-answer.firstSeconds = (Date.now() - started) / 1000;
 answer.opening = await page.textContent("#translation");
-answer.title = await page.title();
-answer.languages = await page.locator("#text, #translation").evaluateAll((all) => all.map((one) => one.lang));
+const codes = await page.locator("#text, #translation").evaluateAll((all) => all.map((one) => one.lang));
+answer.named = [(await page.title()).split(" · ")[0], ...codes];
 answer.examples = await texts(page, "#examples button");
 await shot(page, "desktop");
 answer.axe.light = await serious(page);
@@ -43,14 +41,12 @@ for (const { text, beam } of request.sentences) {
   await page.check(`input[name=search][value=${beam > 1 ? "beam" : "greedy"}]`);
   if (beam > 1) await page.fill("#beam", String(beam));
   await page.fill("#text", text);
-  started = Date.now();
   await page.press("#text", "Enter");
   await finished(page, ++count);
   answer.translations.push({
     text: await page.textContent("#translation"),
     tokens: await texts(page, "#tokens [role=option]"),
     texts: await texts(page, "#texts li span:last-child"),
-    seconds: (Date.now() - started) / 1000,
   });
 }
 await shot(page, "desktop-beam");

@@ -1,6 +1,6 @@
 """Builds the living page: the translator that runs in a browser.
 
-    python docs/living/build.py [FOLDER] [--model runs/NAME]
+    python docs/living/build.py FOLDER [--model runs/NAME]
 
 Writes the page, the model as two ONNX graphs with their weights, the tokenizer's tables and ONNX
 Runtime Web, which comes from the npm registry (docs/package-lock.json says which). Nothing of it is
@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scripts import ROOT
 from scripts.book.first_cell import repository
 from scripts.ch01_attention import attention
 from scripts.ch02_multi_head_attention import split_heads
@@ -48,7 +47,6 @@ from scripts.fast.export import graph_config, save_graphs, step_example
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = HERE.parent  # holds package-lock.json, and node_modules once they are installed
-SITES = ROOT / "docs" / "_build" / "html" / "living"  # where the site expects the page
 PAGE = ["index.html", "style.css", "check.js", "icon.svg"]
 PAGE += ["app.js", "decode.js", "draw.js", "model.js", "tokenizer.js"]
 MIT = """\
@@ -220,6 +218,7 @@ def write_model(trained: Trained, folder: Path) -> dict[str, Any]:
     (folder / "tokenizer.json").write_text(tables, "utf-8")
     return {
         **graph_config(model),
+        "languages": trained.config.languages.split("-", 1),
         "alpha": trained.config.alpha,
         "parameters": sum(weight.numel() for weight in weights(model).values()),
         "look": [str(min(1, len(model.decoder.layers) - 1)), "mean"],  # what the map shows at first
@@ -230,24 +229,23 @@ def write_model(trained: Trained, folder: Path) -> dict[str, Any]:
 def examples(model: Path, config: TrainConfig) -> list[str]:
     """Up to five short sentences to try: of the model's own test pairs, else of the series'.
 
-    There are none for a language that the series doesn't know, if the pairs are missing.
+    The longest, with which the page opens, has the most to show. None for an unknown language.
     """
-    own = model / "pairs" / "test.tsv"
+    own, sources = model / "pairs" / "test.tsv", []
     if own.is_file():
         sources = [line.split("\t")[0] for line in own.read_text("utf-8").split("\n")]
     elif config.languages in ("de-en", "en-de"):
         captions = [pair.texts for pair in aligned_pairs()]
         pairs = load_corpus("sample")["test"] if config.corpus == "sample" else captions
         sources = [pair[config.languages == "en-de"] for pair in pairs]
-    else:
-        sources = []
-    return [text for text in dict.fromkeys(sources) if 0 < len(text) <= 80][:5]
+    short = [text for text in dict.fromkeys(sources) if 0 < len(text) <= 80]
+    return sorted(short[:5], key=len, reverse=True)
 
 
-def unlinked(page: str) -> str:
-    """The page without its links to the site: to the series' public address, if it has one."""
+def leave_site(page: str) -> str:
+    """The page with the series' public address behind its links to the site, or without them."""
     link = f'<a href="{repository()}">\\1</a>' if repository() else r"\1"
-    return re.sub(r'<a href="\.\./[^"]*">(.*?)</a>', link, page)
+    return re.sub(r'<a href="\.\./.*?">(.*?)</a>', link, page)
 
 
 def write_worker(folder: Path) -> None:
@@ -264,10 +262,7 @@ def write_worker(folder: Path) -> None:
 
 
 def build(model: Path, folder: Path) -> None:
-    """Write the page of the model in `model` into `folder`, which is made anew.
-
-    Raises ValueError if there is no such model, or something else in `folder`.
-    """
+    """Write the page of `model`, a folder, into `folder`; ValueError if that holds something else."""
     trained = load_model(model, "cpu")
     if folder.exists() and not (folder / "ort").is_dir() and any(folder.iterdir()):
         raise ValueError(f"{folder} holds something else: name an empty or a new folder")
@@ -276,12 +271,11 @@ def build(model: Path, folder: Path) -> None:
     write_runtime(folder / "ort")
     for name in PAGE:
         shutil.copyfile(HERE / name, folder / name)
-    if not (folder.parent / "_static").is_dir():  # it is no part of the site
-        alone = unlinked((folder / "index.html").read_text("utf-8"))
-        (folder / "index.html").write_text(alone, "utf-8")
-    about = write_model(trained, folder)
-    about["languages"] = trained.config.languages.split("-", 1)
-    about["examples"] = examples(model, trained.config)
+    if not (folder.parent / "_static").is_dir():  # it stands alone
+        (folder / "index.html").write_text(
+            leave_site((HERE / "index.html").read_text("utf-8")), "utf-8"
+        )
+    about = write_model(trained, folder) | {"examples": examples(model, trained.config)}
     loaded = ["weights.bin", "encoder.onnx", "decoder_step.onnx", "tokenizer.json"]
     loaded.append(f"ort/{RUNTIME[1]}")
     about["files"] = {name: (folder / name).stat().st_size for name in loaded}
@@ -291,20 +285,19 @@ def build(model: Path, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the page that translates in a browser.")
-    where = "where to write it, made anew: MODEL/page, and in the site without --model"
-    parser.add_argument("folder", type=Path, nargs="?", help=where)
-    parser.add_argument("--model", type=Path, help="a model's folder, such as runs/NAME")
+    parser.add_argument("folder", type=Path, help="where to write it; made anew")
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="a model's folder")
     options = parser.parse_args()
-    folder = options.folder or (options.model / "page" if options.model else SITES)
+    folder = options.folder.resolve()
     try:
-        build(options.model or DEFAULT_MODEL, folder)
+        build(options.model, folder)
     except (ValueError, OSError) as error:
-        print("error:", error, file=sys.stderr)
-        raise SystemExit(2) from None
+        parser.exit(2, f"error: {error}\n")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    print(f"{folder}: {size / 1e6:.1f} MB, for any static host. To see it here, run")
-    print(f"  python -m http.server --directory {folder.resolve().parent}")
-    print(f"and open http://localhost:8000/{folder.resolve().name}/")
+    print(
+        f"{folder}: {size / 1e6:.1f} MB, for any static host. To see it here: python -m http.server"
+    )
+    print(f"--directory {folder.parent}, and then http://localhost:8000/{folder.name}/")
 
 
 if __name__ == "__main__":

@@ -139,12 +139,12 @@ function describe(weights, rows, columns) {
 }
 
 /** The same numbers as a table. */
-export function attentionTable(weights, rows, columns, caption, { source, target }) {
+export function attentionTable(weights, rows, columns, caption, lang) {
   const head = element("tr", {}, element("th", { scope: "col", text: "written" }));
-  head.append(...columns.map((text) => element("th", { scope: "col", lang: source.code, text })));
+  head.append(...columns.map((text) => element("th", { scope: "col", lang, text })));
   const body = rows.map((label, t) => {
     const cells = Array.from(weights[t], (share) => element("td", { text: share.toFixed(2) }));
-    return element("tr", {}, element("th", { scope: "row", lang: target.code, text: label }), ...cells);
+    return element("tr", {}, element("th", { scope: "row", text: label }), ...cells);
   });
   return element(
     "table",
