@@ -262,7 +262,7 @@ def write_worker(folder: Path) -> None:
 
 
 def build(model: Path, folder: Path) -> None:
-    """Write the page of `model`, a folder, into `folder`; ValueError if that holds something else."""
+    """Write `model`'s page into `folder`, made anew; ValueError if that holds something else."""
     trained = load_model(model, "cpu")
     if folder.exists() and not (folder / "ort").is_dir() and any(folder.iterdir()):
         raise ValueError(f"{folder} holds something else: name an empty or a new folder")
