@@ -4,7 +4,7 @@
 #   VENV=path                your own environment instead of .venv: used as it is, nothing is installed
 #   WORKERS=2                how many tests or notebooks run at once
 #   CHAPTERS=scripts/ch01_attention.py    the chapters for `make notebooks` and `make workbook`
-#   FOLDER=build/workbook                 what `make lab` opens, if not the notebooks
+#   FOLDER=build/workbook                 what `make lab` opens, if not the notebooks; where `make living` writes its page
 #   PRESET=sample CORPUS=sample           what `make train` trains; on what, if not the preset's own
 #   ARGS="--device cuda"     further options of `make train` and the tasks that make records
 
@@ -12,7 +12,6 @@ PYTHON ?= python3
 WORKERS ?= 2
 CHAPTERS ?= $(sort $(wildcard scripts/ch[0-9][0-9]_*.py) \
   $(patsubst notebooks/%.ipynb,scripts/%.py,$(wildcard notebooks/ch[0-9][0-9]_*.ipynb)))
-FOLDER ?= notebooks
 PRESET ?= small
 NAME ?= table3
 
@@ -112,8 +111,9 @@ workbook: setup  ## write the chapters with their central definitions left for y
 book: setup  ## build the site, docs/_build/html, from the stored notebooks (a minute or two)
 	$(PY) docs/build.py
 
-living: setup  ## build the page that translates in a browser, into docs/_build/html/living (needs npm once)
-	$(PY) docs/living/build.py docs/_build/html/living
+living: setup  ## build the page that translates in a browser: make living [MODEL=runs/NAME [FOLDER=page]] (needs npm once)
+	@folder="$${MODEL:+$$MODEL/page}"; $(PY) docs/living/build.py $(if $(MODEL),--model="$$MODEL") \
+	  "$${FOLDER:-$${folder:-docs/_build/html/living}}"
 
 SERIES = from-attention-to-translation
 colab:  ## write the series as last committed into build/from-attention-to-translation.zip, to lie beside a chapter in Colab
@@ -127,7 +127,7 @@ address: setup  ## set the series' public address: make address URL=https://… 
 	$(PY) -m scripts.book.address "$$URL"
 
 lab: setup  ## open the notebooks in JupyterLab (the workbook: FOLDER=build/workbook)
-	$(PY) -m jupyter lab $(FOLDER)
+	$(PY) -m jupyter lab "$${FOLDER:-notebooks}"
 
 train: $(CAN_RUN)  ## train a model: make train [PRESET=small] [CORPUS=multi30k] [ARGS="--device cuda"] (hours on a CPU)
 	$(PY) -m scripts.train --preset $(PRESET) $(if $(CORPUS),--corpus $(CORPUS)) $(ARGS)
@@ -162,7 +162,8 @@ bench-decode: setup  ## time translating a test set against CTranslate2, in 8 bi
 override TEXT := $(value TEXT)
 override FILE := $(value FILE)
 override MODEL := $(value MODEL)
-export TEXT FILE MODEL
+override FOLDER := $(value FOLDER)
+export TEXT FILE MODEL FOLDER
 TRANSLATE = $(PY) -m scripts.translate $(if $(MODEL),--model="$$MODEL")
 translate: $(CAN_RUN)  ## translate German: make translate TEXT="Ein Hund läuft." or FILE=path [MODEL=runs/NAME]
 	@test -n "$$TEXT$$FILE" || \

@@ -5,7 +5,7 @@
 Given a picture of the living page, it also writes docs/living.png:
 
     LIVING_PICTURES=runs python -m pytest tests/test_living.py -k browser
-    python docs/readme.py runs/desktop.png
+    python docs/readme.py runs/ladder-all-mean-3/desktop.png
 """
 
 import base64

@@ -1,5 +1,7 @@
 """The living page: the same ids, tokens and texts in a browser as in Python.
 
+Once for the model that ships, and once for one of a reader's own, in other scripts.
+
 The page's own JavaScript runs in Node, and again in headless Chromium. Nothing is skipped: if a
 program is missing, the tests fail and say which package has it.
 """
@@ -10,8 +12,9 @@ import os
 import random
 import re
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,11 +23,14 @@ from conftest import ROOT
 
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch06_training import BOS, EOS, PAD, UNK, greedy_decode
-from scripts.ch07_multi30k import plain_text, source_ids
+from scripts.ch07_multi30k import BPETokenizer, encode_pairs, plain_text, source_ids
 from scripts.ch08_decoding import beam_search
 from scripts.ch15_looking_inside import look_at, piece_label
+from scripts.core.data import TrainingData
 from scripts.core.models import DEFAULT_MODEL, load_model
+from scripts.core.settings import PRESETS, TrainConfig
 from scripts.corpora.load import load_corpus
+from scripts.fast.run import fit
 from scripts.fast.translating import fast_translate
 
 LIVING = ROOT / "docs" / "living"
@@ -36,6 +42,16 @@ SENTENCES = [  # our own
     "Der Pirat kauft um 12 Uhr einen roten Hut und lacht! 😀",
 ]
 MODEL_LIMIT = 256
+
+# Pairs without spaces, from right to left, and with letters that SentencePiece rewrites.
+SUBJECTS = ["我", "Анна", "这只猫", "Ђорђе", "𐍈ſŒ", "2 只 köpek"]
+HEBREW_SUBJECTS = ["אני", "אנה", "החתול", "ג׳ורג׳", "ﬁ☃", "2 כלבים"]
+VERBS = ["看见鱼", "吃了12个苹果", "在家里睡觉", "読む Книгу"]
+HEBREW_VERBS = ["רואה דג", "אכל 12 תפוחים", "ישן בבית", "קורא ספר"]
+SOURCES = [f"{who}{does}。" for who in SUBJECTS for does in VERBS]
+TARGETS = [f"{who} {does}." for who in HEBREW_SUBJECTS for does in HEBREW_VERBS]
+OWN_PAIRS = list(zip(SOURCES, TARGETS, strict=True))
+OWN_SENTENCES = [SOURCES[0] + SOURCES[-1], "Анна 7 Ünï 龘龘☃吃了鱼! 😀", *SOURCES[5:8]]
 
 
 def living_build() -> Any:
@@ -49,15 +65,46 @@ def living_build() -> Any:
 build = living_build()
 
 
-@pytest.fixture(scope="module")
-def trained():
-    return load_model(DEFAULT_MODEL, "cpu")
+def train_own(folder: Path) -> None:
+    """A model that has seen each of its pairs forty times, in three seconds; and its page."""
+    tokenizer = BPETokenizer.train(SOURCES + TARGETS, 140)
+    settings = {"layers": 2, "d_model": 32, "d_ff": 64, "heads": 4, "languages": "Tlon-he"}
+    settings |= {"epochs": 40, "max_tokens": 256, "lr": 5e-3, "warmup": 20, "device": "cpu"}
+    splits, examples = {"val": OWN_PAIRS[:4]}, encode_pairs(OWN_PAIRS, tokenizer)
+    data = TrainingData(splits, tokenizer, examples, examples[:4])
+    fit(replace(PRESETS["sample"], **settings), data, folder)
+    (folder / "pairs").mkdir()
+    (folder / "pairs/test.tsv").write_text("\n".join(map("\t".join, OWN_PAIRS)), "utf-8")
+    build.build(folder, folder / "x/y")
 
 
-@pytest.fixture(scope="module")
-def site(trained, once) -> Path:
+class Case(NamedTuple):
+    """A model, and its page, which lies in x/y of `folder`."""
+
+    model: Path
+    folder: Path
+    sentences: list[str]
+    named: list[str]  # the page's title, and the languages' codes
+
+
+@pytest.fixture(scope="module", params=["shipped", "own"])
+def case(request, once) -> Case:
     """The page, built as `make living` does."""
-    return once("living", lambda folder: build.build(trained, folder))
+    if request.param == "shipped":
+        folder = once("living", lambda folder: build.build(DEFAULT_MODEL, folder / "x/y"))
+        return Case(DEFAULT_MODEL, folder, SENTENCES, ["German to English", "de", "en"])
+    own = once("own", train_own)
+    return Case(own, own, OWN_SENTENCES, ["Tlon to Hebrew", "und", "he"])
+
+
+@pytest.fixture(scope="module")
+def trained(case):
+    return load_model(case.model, "cpu")
+
+
+@pytest.fixture(scope="module")
+def site(case) -> Path:
+    return case.folder / "x/y"
 
 
 # --- The tokenizer ---
@@ -87,10 +134,10 @@ def strange_texts() -> list[str]:
     return texts
 
 
-def test_ids_and_texts_are_those_of_sentencepiece(site, trained):
+def test_ids_and_texts_are_those_of_sentencepiece(site, trained, case):
     tokenizer = trained.tokenizer
-    pairs = load_corpus("sample")["test"][:200]
-    texts = [text for pair in pairs for text in pair] + SENTENCES + strange_texts()
+    pairs = load_corpus("sample")["test"][:200] + OWN_PAIRS
+    texts = [text for pair in pairs for text in pair] + case.sentences + strange_texts()
     texts += [unicodedata.normalize(form, text) for form in ("NFD", "NFKC") for text in texts[:50]]
     draw = random.Random(1)
     rows = [
@@ -121,9 +168,9 @@ def cut(ids: list[int]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def answers(site):
+def answers(site, case):
     """What the page's JavaScript makes of each sentence, greedily and with beams of 4 and 5."""
-    wanted = [{"text": text, "beam": beam} for beam in (1, 4, 5) for text in SENTENCES]
+    wanted = [{"text": text, "beam": beam} for beam in (1, 4, 5) for text in case.sentences]
     found = run_script(LIVING / "node.mjs", str(site), request={"translate": wanted})["translate"]
     return {(one["beam"], one["text"]): texts for one, texts in zip(wanted, found, strict=True)}
 
@@ -136,23 +183,24 @@ def python_texts(trained, text: str, beam: int) -> list:
     return beam_search(trained.model, src, None, limit, beam, trained.config.alpha)[0]
 
 
-@pytest.mark.parametrize("text", SENTENCES)
-def test_greedy_tokens_are_pythons(answers, trained, text):
-    (found,) = answers[1, text]
-    (wanted,) = python_texts(trained, text, 1)
+@pytest.mark.parametrize("number", range(5))
+def test_greedy_tokens_are_pythons(answers, trained, case, number):
+    (found,) = answers[1, case.sentences[number]]
+    wanted = python_texts(trained, case.sentences[number], 1)[0]
     assert found["ids"] == wanted and wanted[-1] == EOS
     assert found["text"] == trained.tokenizer.decode(wanted)
 
 
-def test_a_text_that_is_too_long_is_cut(site, trained):
-    wanted = [{"text": "Ein Hund schläft. " * 100}]
+def test_a_text_that_is_too_long_is_cut(site, trained, case):
+    wanted = [{"text": case.sentences[-2] * 100}]
     found = run_script(LIVING / "node.mjs", str(site), request={"translate": wanted})
     assert found["translate"][0][0]["text"] == fast_translate(trained, [wanted[0]["text"]])[0]
 
 
 @pytest.mark.parametrize("beam", [4, 5])
-@pytest.mark.parametrize("text", SENTENCES)
-def test_beams_are_pythons(answers, trained, text, beam):
+@pytest.mark.parametrize("number", range(5))
+def test_beams_are_pythons(answers, trained, case, number, beam):
+    text = case.sentences[number]
     found, wanted = answers[beam, text], python_texts(trained, text, beam)
     assert len(found) == beam
     assert [cut(one["ids"]) for one in found] == [list(h.ids) for h in wanted]
@@ -161,8 +209,9 @@ def test_beams_are_pythons(answers, trained, text, beam):
         assert one["score"] == pytest.approx(other.score(trained.config.alpha), abs=1e-4)
 
 
-@pytest.mark.parametrize("text", SENTENCES[:2])
-def test_candidates_and_attention_are_pythons(answers, trained, text):
+@pytest.mark.parametrize("number", range(2))
+def test_candidates_and_attention_are_pythons(answers, trained, case, number):
+    text = case.sentences[number]
     (found,) = answers[1, text]
     look = look_at(trained, text)
     cross = look.maps["cross"]  # (N, H, T, S)
@@ -196,44 +245,58 @@ def test_the_page_is_small_and_whole(site):
     kept = json.loads(re.search(r"const FILES = (\[.*?\]);", worker, re.DOTALL)[1])
     assert set(kept) == {"./", *sizes} - {"sw.js"} and "@" not in worker
     assert re.search(r'const VERSION = "[0-9a-f]{12}";', worker)
+    assert "../" not in (site / "index.html").read_text("utf-8")  # it is no part of the book's site
     for name in build.PAGE:
         text = (LIVING / name).read_text("utf-8")
         hosts = set(re.findall(r"https?://([\w.]+)", text)) - {"www.w3.org", "localhost"}
         assert not hosts, f"{name} names other hosts: {hosts}"
 
 
+def test_what_the_page_proposes_suits_the_model(tmp_path):
+    turned, grammar, other = (
+        " ".join(build.examples(tmp_path, TrainConfig(corpus=corpus, languages=languages)))
+        for corpus, languages in (("multi30k", "en-de"), ("sample", "de-en"), ("sw", "sw-en"))
+    )
+    assert "in the garden" in turned and "einer grünen Kiste" in grammar and not other
+
+
 # --- A browser ---
 
 
 @pytest.fixture(scope="module")
-def address(site):
-    with serving(site) as found:
-        yield found
+def address(case):
+    with serving(case.folder) as found:
+        yield f"{found}x/y/"
 
 
 @pytest.fixture(scope="module")
-def visit(site, address):
+def visit(case, site, address):
     """What a reader sees, in headless Chromium. LIVING_PICTURES=folder keeps the screenshots."""
+    pictures = os.environ.get("LIVING_PICTURES")
     request = {
         "chromium": chromium(),
         "url": address,
         "file": (site / "index.html").as_uri(),
-        "sentences": [{"text": text, "beam": b} for b in (1, 4) for text in SENTENCES],
-        "pictures": os.environ.get("LIVING_PICTURES"),
+        "sentences": [{"text": text, "beam": b} for b in (1, 4) for text in case.sentences],
+        "forward": "ArrowLeft" if "he" in case.named else "ArrowRight",
+        "pictures": pictures and f"{pictures}/{case.model.name}",
     }
     return run_script(LIVING / "browser.mjs", request=request)
 
 
-def test_a_browser_translates_as_python_does(visit, trained):
+def test_a_browser_translates_as_python_does(visit, trained, case):
     tokenizer = trained.tokenizer
-    assert visit["opening"] == tokenizer.decode(python_texts(trained, SENTENCES[0], 1)[0])
+    first, *others = build.examples(case.model, trained.config)
+    assert visit["opening"] == tokenizer.decode(python_texts(trained, first, 1)[0])
+    assert visit["examples"] == others and len(others) == 4
+    assert visit["named"] == case.named
     found = iter(visit["translations"])
-    for text in SENTENCES:
+    for text in case.sentences:
         (wanted,), one = python_texts(trained, text, 1), next(found)
         assert one["text"] == tokenizer.decode(wanted)
         pieces = [tokenizer.processor.id_to_piece(i) for i in wanted]
         assert one["tokens"] == [piece_label(piece) for piece in pieces]
-    for text in SENTENCES:
+    for text in case.sentences:
         wanted, one = python_texts(trained, text, 4), next(found)
         assert one["texts"] == [tokenizer.decode(h.ids) for h in wanted]
         assert one["text"] == one["texts"][0]
@@ -260,7 +323,7 @@ def test_the_page_answers_its_reader(visit):
 
 
 def test_where_it_cannot_work_the_page_says_so(visit):
-    assert "python -m http.server" in visit["trouble"]["file"]
+    assert "http://localhost:8000/y/" in visit["trouble"]["file"]
     assert "no WebAssembly" in visit["trouble"]["no WebAssembly"]
     assert "JavaScript" in visit["trouble"]["no JavaScript"]
     assert "didn't run" in visit["trouble"]["no script"]

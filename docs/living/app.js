@@ -1,7 +1,7 @@
 // The page: loads the model, asks it, and shows what it says while it says it.
 
 import { beamSearch, greedy, limitFor, score } from "./decode.js";
-import { attentionMap, attentionTable, candidateBars, element, inkOn, sharesInWords } from "./draw.js";
+import { attentionMap, attentionTable, candidateBars, element, inkOn, isolated, sharesInWords } from "./draw.js";
 import { attentionOf, Model } from "./model.js";
 import { Tokenizer } from "./tokenizer.js";
 
@@ -45,6 +45,7 @@ const parsed = (bytes) => JSON.parse(new TextDecoder().decode(bytes));
 async function load() {
   const runtime = import("./ort/ort.wasm.bundle.min.mjs");
   const config = parsed(await bytesOf("model.json", () => {}));
+  introduce(config);
   const total = Object.values(config.files).reduce((sum, size) => sum + size, 0);
   say(`Loading the model, ${(total / 1e6).toFixed(0)} MB …`); // once: a screen reader says all of it
   let heard = 0;
@@ -60,6 +61,26 @@ async function load() {
   page.tokenizer = new Tokenizer(parsed(files["tokenizer.json"]));
   page.model = await Model.load(ort, config, files);
   ort.env.wasm.wasmBinary = undefined;
+}
+
+/** A language by its code, such as "de"; what is no code ("Ido", "Tlon") is a name already. */
+function languageOf(text) {
+  const names = new Intl.DisplayNames("en", { type: "language", fallback: "none" });
+  const name = /^[a-z]{2,3}$/.test(text) && names.of(text);
+  return { name: name || text, code: name ? text : "und" };
+}
+
+/** Name the model's languages wherever the page speaks of them, and show its examples. */
+function introduce({ languages, examples: [first, ...others] }) {
+  const [source, target] = languages.map(languageOf);
+  const named = { source, target, both: { name: `${source.name} to ${target.name}` } };
+  for (const node of document.querySelectorAll("[data-name]")) node.textContent = named[node.dataset.name].name;
+  for (const node of document.querySelectorAll("[data-lang]")) node.lang = named[node.dataset.lang].code;
+  document.title = `${named.both.name} · From Attention to Translation`;
+  at("text").value ||= first ?? ""; // a browser may bring back what was there before
+  at("try").hidden = !others.length;
+  const button = (text) => element("button", { type: "button", lang: source.code, dir: "auto", text });
+  at("examples").replaceChildren(...others.map(button));
 }
 
 function say(text) {
@@ -96,7 +117,7 @@ async function translate() {
   at("stop").disabled = false;
   at("translation").setAttribute("aria-busy", "true"); // a screen reader hears the whole, not each token
   try {
-    await search(at("german").value, run);
+    await search(at("text").value, run);
   } catch (error) {
     if (!(error instanceof Stopped)) throw error;
     say("Stopped.");
@@ -112,13 +133,13 @@ async function translate() {
   }
 }
 
-async function search(german, run) {
+async function search(source, run) {
   const { model, tokenizer } = page;
   const { special } = tokenizer;
   const width = chosenWidth();
   const alpha = Number(at("alpha").value);
-  const split = tokenizer.split(german);
-  const ids = tokenizer.encode(german).slice(0, model.config.max_len - 1);
+  const split = tokenizer.split(source);
+  const ids = tokenizer.encode(source).slice(0, model.config.max_len - 1);
   tellOf(split, ids);
   Object.assign(page, { texts: [], shown: null, focus: 0, alpha });
   page.source = [...split.slice(0, ids.length).map((piece) => brief(tokenizer.label(piece))), "</s>"];
@@ -156,7 +177,7 @@ async function search(german, run) {
   show(found[0], 0);
   const count = found[0].ids.length;
   const cut = finished(found[0]) ? "" : " It found no end, and was stopped there.";
-  say(`${count} tokens; the model needed ${seconds.toFixed(2)} seconds.${cut}`);
+  say(`${count} tokens; the model needed ${Number(seconds.toPrecision(2))} seconds.${cut}`);
 }
 
 /** 1 for greedy decoding, else the beam's width. */
@@ -173,7 +194,7 @@ function tellOf(split, ids) {
   const { tokenizer, model } = page;
   const strange = split.filter((piece) => !tokenizer.ids.has(piece));
   if (strange.length) {
-    const which = [...new Set(strange)].slice(0, 5).map((piece) => `“${brief(piece)}”`).join(", ");
+    const which = [...new Set(strange)].slice(0, 5).map((piece) => `“${isolated(brief(piece))}”`).join(", ");
     notes.push(`The model has never met ${which}: read as “unknown”.`);
   }
   if (split.length > ids.length) {
@@ -221,7 +242,7 @@ function showTexts() {
       "li",
       { role: "option", class: ended ? null : "unfinished", "aria-selected": String(text === page.shown) },
       element("span", { class: "score", text: value }),
-      element("span", { lang: "en", text: ended ? words : `${words} …` }),
+      element("span", { dir: "auto", text: ended ? words : `${words} …` }),
     );
     item.tabIndex = text === page.shown ? 0 : -1;
     return item;
@@ -251,7 +272,7 @@ function showStep() {
     return element("span", { class: inkOn(share), text: label }, back);
   });
   at("source").replaceChildren(...items);
-  const most = shares ? `While it chose “${labelOf(choice.token)}”: ${sharesInWords(shares, page.source)} (${pickedInWords()}).` : "";
+  const most = shares ? `While it chose “${isolated(labelOf(choice.token))}”: ${sharesInWords(shares, page.source)} (${pickedInWords()}).` : "";
   at("looked").textContent = most;
 }
 
@@ -278,9 +299,9 @@ function showMap() {
   const weights = choices.map((choice) => attentionOf(choice.weights, page.model.config, ...picked()));
   const rows = choices.map(({ token }) => labelOf(token));
   at("map").replaceChildren(attentionMap(weights, rows, page.source, page.focus, focusOn));
-  const caption = `Shares of attention: ${pickedInWords()}. Rows: tokens written; columns: German tokens.`;
+  const caption = `Shares of attention: ${pickedInWords()}. Rows: tokens written; columns: the source's.`;
   const open = at("table").parentElement.open;
-  at("table").replaceChildren(...(open ? [attentionTable(weights, rows, page.source, caption)] : []));
+  at("table").replaceChildren(...(open ? [attentionTable(weights, rows, page.source, caption, at("source").lang)] : []));
 }
 
 function focusOn(i) {
@@ -304,10 +325,11 @@ function listen(list, choose) {
     if (event.altKey || event.ctrlKey || event.metaKey) return; // the browser's own keys
     const last = list.children.length - 1;
     const now = [...list.children].findIndex((item) => item === document.activeElement);
+    const right = getComputedStyle(list).direction === "rtl" ? -1 : 1;
     const next = {
-      ArrowRight: now + 1,
+      ArrowRight: now + right,
       ArrowDown: now + 1,
-      ArrowLeft: now - 1,
+      ArrowLeft: now - right,
       ArrowUp: now - 1,
       Home: 0,
       End: last,
@@ -345,14 +367,14 @@ function setUp(ready) {
     event.preventDefault();
     ask();
   });
-  at("german").addEventListener("keydown", (event) => {
+  at("text").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     if (!event.repeat) at("ask").requestSubmit();
   });
   at("examples").addEventListener("click", (event) => {
     if (!event.target.matches("button")) return;
-    at("german").value = event.target.textContent;
+    at("text").value = event.target.textContent;
     ask();
   });
   const enable = () => {
@@ -393,10 +415,11 @@ async function start() {
   fillPickers(config);
   at("alpha").value = config.alpha; // the length penalty that suits this model
   at("progress").hidden = true;
-  at("facts").textContent = `It has ${(config.parameters / 1e6).toFixed(1)} million parameters: ${config.layers} + ${config.layers} layers, ${config.heads} heads, ${config.vocab.toLocaleString("en")} tokens.`;
+  const count = config.parameters.toLocaleString("en", { notation: "compact", compactDisplay: "long" }); // 7.6 million
+  at("facts").textContent = `It has ${count} parameters: ${config.layers} + ${config.layers} layers, ${config.heads} heads, ${config.vocab.toLocaleString("en")} tokens.`;
   say("Ready.");
   mark("ready");
-  if (!page.running && !page.shown) await translate().catch(giveUp);
+  if (at("text").value && !page.running && !page.shown) await translate().catch(giveUp);
   await keep();
 }
 

@@ -2,8 +2,8 @@
 //
 //     node browser.mjs < request.json
 //
-// The request: {chromium, url, file, sentences: [{text, beam}], pictures: folder or null}. The answer, on
-// standard output: what was translated, how long it took, each complaint of the browser, what axe-core
+// The request: {chromium, url, file, sentences: [{text, beam}], forward: a key, pictures: folder or null}. The answer, on
+// standard output: what was translated, each complaint of the browser, what axe-core
 // finds, and what the page says if it can't work.
 
 import { join } from "node:path";
@@ -27,11 +27,12 @@ const texts = (page, selector) => page.locator(selector).allTextContents();
 // On a desktop.
 const desk = await visitor({ viewport: { width: 1200, height: 900 } });
 const page = await desk.newPage();
-let started = Date.now();
 await page.goto(request.url);
 await finished(page, 1);
-answer.firstSeconds = (Date.now() - started) / 1000;
 answer.opening = await page.textContent("#translation");
+const codes = await page.locator("#text, #translation").evaluateAll((all) => all.map((one) => one.lang));
+answer.named = [(await page.title()).split(" · ")[0], ...codes];
+answer.examples = await texts(page, "#examples button");
 await shot(page, "desktop");
 answer.axe.light = await serious(page);
 
@@ -39,15 +40,13 @@ let count = 1;
 for (const { text, beam } of request.sentences) {
   await page.check(`input[name=search][value=${beam > 1 ? "beam" : "greedy"}]`);
   if (beam > 1) await page.fill("#beam", String(beam));
-  await page.fill("#german", text);
-  started = Date.now();
-  await page.press("#german", "Enter");
+  await page.fill("#text", text);
+  await page.press("#text", "Enter");
   await finished(page, ++count);
   answer.translations.push({
     text: await page.textContent("#translation"),
     tokens: await texts(page, "#tokens [role=option]"),
     texts: await texts(page, "#texts li span:last-child"),
-    seconds: (Date.now() - started) / 1000,
   });
 }
 await shot(page, "desktop-beam");
@@ -56,7 +55,7 @@ answer.axe.beam = await serious(page);
 // The keyboard, the pickers, the table.
 const focusBefore = await texts(page, "#tokens [aria-selected=true]");
 await page.focus("#tokens [aria-selected=true]");
-await page.keyboard.press("ArrowRight");
+await page.keyboard.press(request.forward);
 answer.keyboard = [focusBefore, await texts(page, "#tokens [aria-selected=true]"), await texts(page, "#tokens :focus")];
 answer.candidates = await texts(page, "#candidates .share");
 const cells = () => page.locator("#map .cell").evaluateAll((all) => all.map((one) => one.getAttribute("fill-opacity")));
@@ -74,7 +73,7 @@ await shot(page, "desktop-table");
 
 // Stopped midway: what was written stays, and the next translation works.
 await page.selectOption("#pace", "250");
-await page.press("#german", "Enter");
+await page.press("#text", "Enter");
 await page.waitForFunction(() => document.querySelectorAll("#tokens [role=option]").length >= 2);
 await page.click("#stop");
 await finished(page, ++count);
@@ -82,14 +81,15 @@ answer.stopped = await page.textContent("#status");
 answer.focus = await page.evaluate(() => document.activeElement.id);
 await page.selectOption("#pace", "0");
 await page.check("input[name=search][value=beam]");
-await page.fill("#german", "");
-await page.press("#german", "Enter");
+await page.fill("#text", "");
+await page.press("#text", "Enter");
 await finished(page, ++count);
 answer.nothing = await page.isHidden("#beams");
 answer.empty = [await page.textContent("#status"), await page.textContent("#translation")];
 
 // Asked four times at once: the first is stopped, the last runs.
-await page.fill("#german", "Zwei Männer spielen Fuß\u00adball.");
+const [{ text: plain }] = request.sentences;
+await page.fill("#text", plain.replace(/\p{L}/u, "$&\u00ad"));
 await page.evaluate(() => {
   for (let i = 0; i < 4; i++) document.getElementById("ask").requestSubmit();
 });
@@ -97,8 +97,8 @@ await page.waitForFunction((n) => document.documentElement.dataset.done > n && !
 answer.hurried = Number(await page.evaluate(() => document.documentElement.dataset.done)) - count;
 count += answer.hurried;
 answer.soft = [await page.textContent("#translation")];
-await page.fill("#german", "Zwei Männer spielen Fußball.");
-await page.press("#german", "Enter");
+await page.fill("#text", plain);
+await page.press("#text", "Enter");
 await finished(page, ++count);
 answer.soft.push(await page.textContent("#translation"));
 

@@ -1,11 +1,10 @@
 """Builds the living page: the translator that runs in a browser.
 
-    python docs/living/build.py docs/_build/html/living [--model models/multi30k-de-en]
+    python docs/living/build.py FOLDER [--model runs/NAME]
 
 Writes the page, the model as two ONNX graphs with their weights, the tokenizer's tables and ONNX
 Runtime Web, which comes from the npm registry (docs/package-lock.json says which). Nothing of it is
-committed. Any static server will do: python -m http.server --directory docs/_build/html, and then
-http://localhost:8000/living/ is the page.
+committed. Any static server will do, below any path; the command says how to see it.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import argparse
 import base64
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scripts.book.first_cell import repository
 from scripts.ch01_attention import attention
 from scripts.ch02_multi_head_attention import split_heads
 from scripts.ch04_encoder_decoder import EncoderDecoder
@@ -39,6 +40,9 @@ from scripts.ch14_leaving_home import (
 )
 from scripts.core.checkpoints import weights
 from scripts.core.models import DEFAULT_MODEL, Trained, load_model
+from scripts.core.settings import TrainConfig
+from scripts.corpora.captions import aligned_pairs
+from scripts.corpora.load import load_corpus
 from scripts.fast.export import graph_config, save_graphs, step_example
 
 HERE = Path(__file__).resolve().parent
@@ -214,11 +218,34 @@ def write_model(trained: Trained, folder: Path) -> dict[str, Any]:
     (folder / "tokenizer.json").write_text(tables, "utf-8")
     return {
         **graph_config(model),
+        "languages": trained.config.languages.split("-", 1),
         "alpha": trained.config.alpha,
         "parameters": sum(weight.numel() for weight in weights(model).values()),
         "look": [str(min(1, len(model.decoder.layers) - 1)), "mean"],  # what the map shows at first
         "weights": {"size": len(whole), "parts": parts},
     }
+
+
+def examples(model: Path, config: TrainConfig) -> list[str]:
+    """Up to five short sentences to try: of the model's own test pairs, else of the series'.
+
+    The longest, with which the page opens, has the most to show. None for an unknown language.
+    """
+    own, sources = model / "pairs" / "test.tsv", []
+    if own.is_file():
+        sources = [line.split("\t")[0] for line in own.read_text("utf-8").split("\n")]
+    elif config.languages in ("de-en", "en-de"):
+        captions = [pair.texts for pair in aligned_pairs()]
+        pairs = load_corpus("sample")["test"] if config.corpus == "sample" else captions
+        sources = [pair[config.languages == "en-de"] for pair in pairs]
+    short = [text for text in dict.fromkeys(sources) if 0 < len(text) <= 80]
+    return sorted(short[:5], key=len, reverse=True)
+
+
+def leave_site(page: str) -> str:
+    """The page with the series' public address behind its links to the site, or without them."""
+    link = f'<a href="{repository()}">\\1</a>' if repository() else r"\1"
+    return re.sub(r'<a href="\.\./.*?">(.*?)</a>', link, page)
 
 
 def write_worker(folder: Path) -> None:
@@ -234,20 +261,25 @@ def write_worker(folder: Path) -> None:
     (folder / "sw.js").write_text(worker, "utf-8")
 
 
-def build(trained: Trained, folder: Path) -> None:
-    """Write the page into `folder`, which is made anew."""
+def build(model: Path, folder: Path) -> None:
+    """Write `model`'s page into `folder`, made anew; ValueError if that holds something else."""
+    trained = load_model(model, "cpu")
     if folder.exists() and not (folder / "ort").is_dir() and any(folder.iterdir()):
-        raise SystemExit(f"{folder} holds something else: name an empty or a new folder")
+        raise ValueError(f"{folder} holds something else: name an empty or a new folder")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     write_runtime(folder / "ort")
     for name in PAGE:
         shutil.copyfile(HERE / name, folder / name)
-    about = write_model(trained, folder)
+    if not (folder.parent / "_static").is_dir():  # it stands alone
+        (folder / "index.html").write_text(
+            leave_site((HERE / "index.html").read_text("utf-8")), "utf-8"
+        )
+    about = write_model(trained, folder) | {"examples": examples(model, trained.config)}
     loaded = ["weights.bin", "encoder.onnx", "decoder_step.onnx", "tokenizer.json"]
     loaded.append(f"ort/{RUNTIME[1]}")
     about["files"] = {name: (folder / name).stat().st_size for name in loaded}
-    (folder / "model.json").write_text(json.dumps(about) + "\n", "utf-8")
+    (folder / "model.json").write_text(json.dumps(about, ensure_ascii=False) + "\n", "utf-8")
     write_worker(folder)
 
 
@@ -256,9 +288,16 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where to write it; made anew")
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="a model's folder")
     options = parser.parse_args()
-    build(load_model(options.model, "cpu"), options.folder)
-    size = sum(path.stat().st_size for path in options.folder.rglob("*") if path.is_file())
-    print(f"{options.folder}: {size / 1e6:.1f} MB")
+    folder = options.folder.resolve()
+    try:
+        build(options.model, folder)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"error: {error}\n")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(
+        f"{folder}: {size / 1e6:.1f} MB, for any static host. To see it here: python -m http.server"
+    )
+    print(f"--directory {folder.parent}, and then http://localhost:8000/{folder.name}/")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
     if (location.protocol === "file:") {
       return (
         "This page was opened as a file, and a browser doesn't let a file load the model beside it. " +
-        "Serve the folder above it instead: run python -m http.server there, then open http://localhost:8000/living/ here."
+        "Serve the folder above it instead: run python -m http.server there, then open http://localhost:8000/" +
+        location.pathname.split("/").slice(-2)[0] + "/ here."
       );
     }
     if (!modules) {
@@ -15,7 +16,7 @@
     if (typeof WebAssembly !== "object") {
       return (
         "This browser has no WebAssembly, or it is switched off (some browsers do this in a strict security mode). " +
-        "The model computes with it, so nothing can be translated here. The chapters work without it."
+        "The model computes with it, so nothing can be translated here."
       );
     }
     return "";

@@ -20,6 +20,9 @@ function fill(node, text, attributes, children) {
   return node;
 }
 
+/** A label within a line of text: its direction, left or right, changes nothing around it. */
+export const isolated = (label) => `\u2068${label}\u2069`;
+
 /** 0.8312 as "83.1 %". */
 export function percent(share) {
   return `${(100 * share).toFixed(1)} %`;
@@ -55,8 +58,12 @@ export function inkOn(share) {
 const CELL = 30; // pixels
 const FEW = 2500; // cells that get a number and a tooltip each
 
-/** How wide a label is, more or less: measured in letters. */
-const wide = (labels) => 7.6 * Math.max(...labels.map((label) => [...label].length), 4);
+/** How wide the widest of the labels is, in pixels; the chosen row is bold. */
+function wide(labels) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = `bold 13px ${getComputedStyle(document.body).fontFamily}`; // as in style.css
+  return Math.max(...labels.map((label) => pen.measureText(label).width), 30);
+}
 
 /**
  * The map of `weights`, a row of shares for each of `rows`, over `columns`; `chosen` is the row in focus.
@@ -77,12 +84,12 @@ export function attentionMap(weights, rows, columns, chosen, choose) {
   svg.append(shape("rect", { class: "ground", x: left, y: top, width, height }));
   columns.forEach((label, s) => {
     const [x, y] = [left + (s + 0.6) * CELL, top - 6];
-    svg.append(shape("text", { x, y, transform: `rotate(-45 ${x} ${y})`, text: label }));
+    svg.append(shape("text", { x, y, transform: `rotate(-45 ${x} ${y})`, text: isolated(label) }));
   });
   rows.forEach((label, t) => {
     const y = top + t * CELL;
     const name = t === chosen ? "row chosen" : "row";
-    svg.append(shape("text", { class: name, x: left - 8, y: y + CELL / 2 + 4.5, text: label }));
+    svg.append(shape("text", { class: name, x: left - 8, y: y + CELL / 2 + 4.5, text: isolated(label) }));
     weights[t].forEach((share, s) => {
       if (share < 0.005) return;
       const x = left + s * CELL;
@@ -102,7 +109,7 @@ export function attentionMap(weights, rows, columns, chosen, choose) {
       }
     });
     const hit = shape("rect", { class: "hit", x: 0, y, width: left + width, height: CELL });
-    if (detailed) hit.append(shape("title", { text: `${label}: ${sharesInWords(weights[t], columns)}` }));
+    if (detailed) hit.append(shape("title", { text: `${isolated(label)}: ${sharesInWords(weights[t], columns)}` }));
     hit.addEventListener("click", () => choose(t));
     svg.append(hit);
   });
@@ -118,7 +125,7 @@ export function sharesInWords(shares, columns) {
   return Array.from(shares, (share, s) => [share, columns[s]])
     .sort((a, b) => b[0] - a[0])
     .slice(0, 3)
-    .map(([share, label]) => `${label} ${percent(share)}`)
+    .map(([share, label]) => `${isolated(label)} ${percent(share)}`)
     .join(", ");
 }
 
@@ -126,15 +133,15 @@ export function sharesInWords(shares, columns) {
 function describe(weights, rows, columns) {
   const most = rows.map((label, t) => {
     const shares = Array.from(weights[t]);
-    return `${label} at ${columns[shares.indexOf(Math.max(...shares))]}`;
+    return `${isolated(label)} at ${isolated(columns[shares.indexOf(Math.max(...shares))])}`;
   });
   return `Attention map, ${rows.length} rows. Most attention: ${most.slice(0, 40).join("; ")}.`;
 }
 
 /** The same numbers as a table. */
-export function attentionTable(weights, rows, columns, caption) {
+export function attentionTable(weights, rows, columns, caption, lang) {
   const head = element("tr", {}, element("th", { scope: "col", text: "written" }));
-  head.append(...columns.map((text) => element("th", { scope: "col", lang: "de", text })));
+  head.append(...columns.map((text) => element("th", { scope: "col", lang, text })));
   const body = rows.map((label, t) => {
     const cells = Array.from(weights[t], (share) => element("td", { text: share.toFixed(2) }));
     return element("tr", {}, element("th", { scope: "row", text: label }), ...cells);
