@@ -150,11 +150,12 @@ reads, says = ([words[i] for i in side[0]] for side in (two.tgt, two.tgt_y))
 pd.DataFrame({"the decoder reads": reads, "it must say": says})
 
 # %%
-assert two.ntokens == 9 and isinstance(two.ntokens, int), "three words, four words, two </s>"
 assert two.tgt[0].tolist() == [2, 4, 6, 7, 3] and two.tgt_y[0].tolist() == [4, 6, 7, 3, 0]
+assert two.ntokens == 9 and isinstance(two.ntokens, int), "three words, four words, two </s>"
 assert two.src_mask.tolist() == [[[True] * 4 + [False]], [[True] * 5]]
 expected = [[row >= column for column in range(5)] for row in range(5)]
 assert two.tgt_mask.tolist() == [expected, expected], "padding, or the future"
+assert not Batch(two.src, F.pad(two.full, (0, 1))).tgt_mask[0, :, 5].any(), "padding is hidden, too"
 assert two.to("meta").src.is_meta and two.to("meta").tgt_mask.is_meta, "`to` moves both"
 
 # %% [markdown]
@@ -236,6 +237,7 @@ peak = rate(4000, 512)
 assert math.isclose(rate(1000, 512), peak / 4) and math.isclose(rate(16_000, 512), peak / 2)
 assert math.isclose(rate(400, 128, warmup=400), (128 * 400) ** -0.5)
 assert outcome(rate, 0, 512) == "ValueError", "a forgotten + 1 would go unnoticed"
+assert outcome(rate, 1, 0) == outcome(rate, 1, 512, 0) == "ValueError"
 
 # %% [markdown]
 # In the paper's base model (D = 512, w = 4,000) that is 0.0007. Another schedule is common today: after the warm-up, half a cosine down to zero.
@@ -388,11 +390,12 @@ class LabelSmoothing(nn.Module):
 
 # %%
 logits, labels = torch.randn(4, 6, 10), torch.randint(10, (4, 6))  # (B, T, V), (B, T)
-labels[0, 4:] = PAD
-for smoothing, ours in zip((0.1, 0.0), LabelSmoothing(0.1)(logits, labels), strict=True):
-    theirs = nn.CrossEntropyLoss(label_smoothing=smoothing, ignore_index=PAD, reduction="sum")
+labels[0, 4:] = 7  # this test's padding
+for smoothing, ours in zip((0.2, 0.0), LabelSmoothing(0.2, 7)(logits, labels), strict=True):
+    theirs = nn.CrossEntropyLoss(label_smoothing=smoothing, ignore_index=7, reduction="sum")
     torch.testing.assert_close(ours, theirs(logits.flatten(0, 1), labels.flatten()))
-assert LabelSmoothing()(logits.bfloat16(), labels)[0].dtype == torch.float32
+half = logits.bfloat16()  # is summed in single
+torch.testing.assert_close(LabelSmoothing()(half, labels), LabelSmoothing()(half.float(), labels))
 
 # %% [markdown]
 # Now let the label's probability $p$ grow, with the rest shared evenly.
@@ -545,14 +548,14 @@ def gradient_of(model: nn.Module) -> Tensor:
     return parameters_to_vector(p.grad for p in model.parameters())
 
 
-def one_step(group: list[Batch], clip: float = math.inf) -> tuple[Tensor, float]:
-    """How a small model moves by one step of gradient descent at rate 1, and the norm reported."""
+def one_step(group: list[Batch], clip: float = math.inf) -> tuple[Tensor, EpochReport]:
+    """How a small model moves by one step of gradient descent at rate 1, and the step's report."""
     model = tiny_model(d_model=16)
     model.generator.proj.weight.grad = torch.ones_like(model.generator.proj.weight)  # an old one
     before = parameters_to_vector(model.parameters()).detach()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     report = train_step(model, group, LabelSmoothing(0.1), optimizer, clip)
-    return parameters_to_vector(model.parameters()).detach() - before, report.grad_norms[-1]
+    return parameters_to_vector(model.parameters()).detach() - before, report
 
 
 # %%
@@ -565,13 +568,19 @@ theirs = nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=PAD)
 theirs(logits.flatten(0, 1), whole.tgt_y.flatten()).backward()
 gradient = gradient_of(model)
 for clip in (0, 0.1):  # 0 is no limit
-    moved, norm = one_step(parts, clip)
+    moved, report = one_step(parts, clip)
+    norm = report.grad_norms[-1]
     share = min(1.0, (clip or math.inf) / norm)  # of the gradient, after clipping
     torch.testing.assert_close(moved, -share * gradient, rtol=1e-4, atol=1e-9)
     assert math.isclose(norm, gradient.norm().item()), "clip, then report"
-model.generator.proj.bias.data[FIRST] = math.inf
+loss, nll = batch_loss(model, whole, LabelSmoothing(0.1))
+sums = (report.loss, report.nll, report.tokens), (loss.item(), nll.item(), whole.ntokens)
+torch.testing.assert_close(*sums, msg="the report has sums, not means")
+model.generator.proj.bias.register_hook(lambda gradient: gradient + math.inf)
+before = parameters_to_vector(model.parameters()).detach()
 step = model, parts, LabelSmoothing(0.1), torch.optim.SGD(model.parameters())
 assert outcome(train_step, *step) == "FloatingPointError"
+assert parameters_to_vector(model.parameters()).equal(before), "check before the step"
 
 # %% [markdown]
 # **Pitfall: the mean of means.** The usual recipe averages the parts' mean losses. A token in a small part then weighs more. **Predict.** How far is the gradient off for our parts of 2, 6 and 13 words?
@@ -731,12 +740,14 @@ def greedy_decode(
 for module in copier.modules():
     if isinstance(module, nn.Dropout):
         module.p = 0.1  # which must not matter
-said = greedy_decode(copier.train(), exam.src, exam.src_mask, max_len=20)  # (B, T)
-assert copier.training, "the model must be left in the mode in which it came"
-again = Batch(exam.src, F.pad(said, (1, 0), value=BOS))
-x = copier.eval()(again.src, again.tgt, again.src_mask, again.tgt_mask)
-over = (said == EOS).cumsum(dim=1) > (said == EOS).long()  # (B, T), the places after the end
-assert torch.equal(said, copier.generator(x).argmax(-1).masked_fill(over, PAD)), "not the likeliest"
+for model, longest in ((tiny_model(N=2), 6), (copier, 20)):  # untrained, trained
+    said = greedy_decode(model.train(), exam.src, exam.src_mask, max_len=longest)  # (B, T)
+    assert model.training, "the model must be left in the mode in which it came"
+    read = F.pad(said, (1, 0), value=BOS)[:, :-1]
+    x = model.eval()(exam.src, read, exam.src_mask, subsequent_mask(read.size(1)))
+    over = (said == EOS).cumsum(dim=1) > (said == EOS).long()  # (B, T), the places after the end
+    likeliest = model.generator(x).argmax(-1).masked_fill(over, PAD)
+    assert torch.equal(said, likeliest), "not the likeliest, or no padding after the end"
 assert said.size(1) == exam.src.size(1), "it stops when every row has ended"
 assert greedy_decode(copier, exam.src, exam.src_mask, max_len=3).equal(said[:, :3])
 

@@ -209,7 +209,8 @@ def merge_pair(pieces: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...
 
 # %%
 assert merge_pair(("n", "e", "e", "d", "e", "e"), ("e", "e")) == ("n", "ee", "d", "ee")
-assert merge_pair(("a", "a", "a"), ("a", "a")) == ("aa", "a")  # a letter is joined once
+assert merge_pair(("a", "a", "a"), ("a", "a")) == ("aa", "a"), "a letter is joined once"
+assert merge_pair(("be", "e", "ab", "ee"), ("b", "ee")) == ("be", "e", "ab", "ee"), "whole pieces"
 
 # %% [markdown]
 # The text of Sennrich's paper has four words: *low* 5 times, *lower* 2, *newest* 6, *widest* 3. *Predict* the first merge. Then write `learn_merges`.
@@ -238,7 +239,8 @@ def learn_merges(words: dict[str, int], merges: int) -> list[tuple[str, str]]:
 # %%
 merges = learn_merges({"low": 5, "lower": 2, "newest": 6, "widest": 3}, merges=10)
 print(", ".join(a + "+" + b for a, b in merges))
-assert ["".join(pair) for pair in merges[:5]] == ["es", "est", "est</w>", "lo", "low"]
+assert ["".join(pair) for pair in merges[:6]] == ["es", "est", "est</w>", "lo", "low", "ne"]
+assert len(merges) == 10
 
 # %% [markdown]
 # The first merge is e+s, which stands in *newest* and *widest*: 6 + 3 times. The pairs s+t and t+`</w>` are as frequent, but are met later.
@@ -267,6 +269,7 @@ def merge_steps(word: Iterable[str], rank: dict[str, int]) -> list[list[str]]:
 rank = {a + b: i for i, (a, b) in enumerate(merges)}
 steps = merge_steps([*"lowest", "</w>"], rank)
 assert steps[1] == ["l", "o", "w", "es", "t", "</w>"] and steps[-1] == ["low", "est</w>"]
+assert merge_steps("abab", {"ab": 0})[1] == ["ab", "a", "b"], "one at a time, the first"
 titled(
     merge_tree(steps),
     "A new word ends as two pieces that were learned",
@@ -510,9 +513,9 @@ def padding_share(lengths: Sequence[tuple[int, int]], batches: Iterable[Sequence
 
 
 # %%
-lengths = [(2, 4), (4, 4), (3, 9)]
+lengths = [(2, 4), (4, 4), (20, 28)]
 assert padding_share(lengths, [[0, 1]]) == 1 - 14 / 16
-assert padding_share(lengths, [[0, 1], [2]]) == 1 - 26 / 28
+assert padding_share(lengths, [[0, 1], [2]]) == 1 - 62 / 64, "add up first, divide once"
 
 # %% [markdown]
 # **Buckets**: shuffle, sort by length, cut into batches of at most so many *tokens*, padding included, then shuffle the batches.
@@ -565,6 +568,7 @@ train = encode_pairs(corpus["train"], tokenizer)
 in_order = token_batches(train, 1024)
 buckets = token_batches(train, 1024, random.Random(0))
 assert sorted(sum(buckets, [])) == [*range(len(train))], "each example once"
+assert buckets == token_batches(train, 1024, random.Random(0)), "all chance comes from rng"
 assert sorted(map(sorted, buckets)) != sorted(map(sorted, in_order)), "shuffle equal lengths"
 assert sorted(buckets, key=lambda batch: len(train[batch[0]].tgt)) != buckets, "shuffle the batches"
 

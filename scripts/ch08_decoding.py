@@ -168,7 +168,9 @@ SILENT = {START: {END: 0.5, "a": 0.3, "b": 0.2}, "a": {END: 0.4, "b": 0.6}, "b":
 everything = [words for words, _ in every_sentence(NEXT_WORD)]
 assert {words for words, _ in beam_by_hand(NEXT_WORD, beam=30)[0]} == {*everything}
 assert " ".join(beam_by_hand(NEXT_WORD, beam=1)[0][0][0]) == greedy_text
-assert [words for words, _ in beam_by_hand(SILENT, beam=2)[0]] == [(END,), ("b", END)]
+sentences, steps = beam_by_hand(SILENT, beam=2)
+assert [(words, round(p, 9)) for words, p in sentences] == [((END,), 0.5), (("b", END), 0.2)]
+assert len(steps) == 2, "stop when K have finished"
 
 # %% [markdown]
 # **Predict.** With K = 2, which two first words survive? Which of the two leads to the winner?
@@ -243,6 +245,13 @@ def beam_step(scores: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor
     best, place = candidates.topk(2 * K, dim=-1)  # (B, 2K) each
     return best, place // V, place % V
 
+
+# %%
+scores = torch.tensor([[0.0, -1.0], [-9.0, 0.0]])
+log_probs = torch.tensor([[-1.0, -3.0, -5.0], [-0.5, -4.0, -6.0]]).expand(2, 2, 3)
+best, origin, tokens = beam_step(scores, log_probs)
+assert best[1].tolist() == [-0.5, -4.0, -6.0, -10.0], "each sentence alone"
+assert origin[1].tolist() == [1, 1, 1, 0] and tokens[1].tolist() == [0, 1, 2, 0]
 
 # %% [markdown]
 # The whole search follows `beam_by_hand`, step by step.
@@ -641,9 +650,12 @@ def keep_nucleus(log_probs: Tensor, p: float) -> Tensor:
 
 
 # %%
-shares = torch.tensor([[0.05, 0.5, 0.25, 0.2]]).double()
-for p, kept in ((0.49, [0.0, 0.5, 0.0, 0.0]), (0.76, [0.0, 0.5, 0.25, 0.2])):
-    torch.testing.assert_close(keep_nucleus(shares.log(), p).exp()[0].tolist(), kept)
+shares = torch.tensor([[0.05, 0.5, 0.25, 0.2], [0.4, 0.3, 0.2, 0.1]]).double()
+for p, kept in (
+    (0.49, [[0.0, 0.5, 0.0, 0.0], [0.4, 0.3, 0.0, 0.0]]),
+    (0.76, [[0.0, 0.5, 0.25, 0.2], [0.4, 0.3, 0.2, 0.0]]),
+):
+    torch.testing.assert_close(keep_nucleus(shares.log(), p).exp(), torch.tensor(kept).double())
 
 
 # %% tags=["yours"]
@@ -671,6 +683,7 @@ for settings, share in (  # of the likeliest
     ((0.5, 0, 0.7), 1.0),  # the temperature comes first
 ):
     assert math.isclose(sharpened(shares.log(), *settings)[0, 1], share), f"wrong for {settings}"
+assert sharpened(torch.zeros(1, 4), 1.0).dtype == torch.float64, "draw in float64"
 
 # %% [markdown]
 # The real model's next piece after *An older man*. **Predict.** How many of the 12 likeliest pieces are in the nucleus of 0.9?
@@ -741,6 +754,8 @@ def mbr_choice(candidates: Sequence[str], utility: Callable[[str, str], float]) 
 # %%
 assert mbr_choice(["y", "h"], lambda h, y: (h, y) == ("h", "y")) == "h", "h is judged by y"
 assert mbr_choice(["a", "b", "b"], lambda h, y: h == y) == "b", "what is drawn twice counts twice"
+worth = {("a", "a"): 4, ("b", "a"): 1, ("b", "b"): 1}  # of each text, judged by each
+assert mbr_choice(["b", "b", "a"], lambda h, y: worth.get((h, y), 0)) == "a", "also by itself"
 
 # %% [markdown]
 # Ten draws, with log p and log p / T:

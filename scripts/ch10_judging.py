@@ -198,7 +198,8 @@ corpora["the the the"] = ["the " * 7], ["the cat is on the mat"]
 for name, (outputs, targets) in corpora.items():
     theirs = corpus_bleu(outputs, targets)  # sacreBLEU's
     parts = bleu_parts([*map(tokens_13a, outputs)], [*map(tokens_13a, targets)])
-    assert astuple(parts) == (theirs.counts, theirs.totals, theirs.sys_len, theirs.ref_len)
+    sums = theirs.counts, theirs.totals, theirs.sys_len, theirs.ref_len
+    assert astuple(parts) == sums, "not sacreBLEU's sums"
     assert math.isclose(parts.score, theirs.score, rel_tol=1e-9), "not sacreBLEU's score"
     print(f"{name:12}  BLEU {parts.score:5.2f}: {parts.matches} of {parts.totals} match")
 print(theirs.signature.split("|version")[0])
