@@ -15,7 +15,7 @@ from scripts.book.command import Command
 from scripts.ch10_judging import paired_difference
 from scripts.core.data import corpus_beside
 from scripts.core.models import Trained
-from scripts.core.scores import corpus_bleu, corpus_chrf, held_out_splits
+from scripts.core.scores import corpus_bleu, corpus_chrf, held_out_splits, unspaced
 from scripts.corpora.load import load_corpus
 from scripts.corpora.pairs import read_pairs
 from scripts.fast.lines import row_groups, text_stream
@@ -75,7 +75,10 @@ def difference_line(
     outputs: Sequence[str], theirs: Sequence[str], references: Sequence[str], rival: str
 ) -> str:
     """Our BLEU minus the rival's, as a line: an interval from draws of the texts, p from swaps."""
-    test = paired_difference(theirs, outputs, references)
+    texts = theirs, outputs, references
+    if unspaced(references):  # letter by letter, as their BLEU
+        texts = ([" ".join(text) for text in side] for side in texts)
+    test = paired_difference(*texts)
     chance = f"95% of draws: {test.low:+.2f} to {test.high:+.2f}; p = {test.p:.4f}"
     return f"{test.difference:+.2f} BLEU against {rival}  ({chance})"
 

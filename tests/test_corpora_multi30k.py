@@ -23,7 +23,7 @@ def tiny(monkeypatch):
 
 
 def test_load_corpus_refuses_an_unknown_name():
-    with pytest.raises(ValueError, match="choose sample or multi30k"):
+    with pytest.raises(ValueError, match="choose sample, multi30k or a folder"):
         load_corpus("wmt14")
 
 
