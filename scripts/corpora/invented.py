@@ -136,3 +136,7 @@ def ruvel_pairs(
     while len(pairs) < count:
         pairs[sentence(rng, construction)] = None
     return list(pairs)
+
+
+if __name__ == "__main__":  # as a file: python -m scripts.corpora.invented > ruvel.tsv
+    print(*map("\t".join, ruvel_pairs()), sep="\n")

@@ -1,0 +1,410 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags,-all
+#     notebook_metadata_filter: kernelspec,jupytext,-jupytext.text_representation.jupytext_version
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Chapter 26 · Your own pair
+#
+# After this chapter you can turn a file of sentence pairs into a translator with a score and a page, find out what it can't do, and cure that with a few sentences more.
+#
+# | | |
+# |---|---|
+# | In the paper | nothing: [Attention Is All You Need](https://arxiv.org/abs/1706.03762) had 4.5 million pairs, and nobody had to look at them |
+# | Time | 20 minutes to read, 45 with the code; a minute or two to run on a CPU |
+# | Before | [Chapter 25 · All of it on one page](ch25_one_page.ipynb); this is the last chapter |
+#
+# *If you read only three cells:* the report of *Look before you train*, the chart of *Fifty sentences*, the case.
+
+# %% tags=["bootstrap"]
+
+# %%
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pandas as pd
+
+from scripts.book.charts import titled
+from scripts.book.exercises import check
+from scripts.book.figures.own_pair import alignment, tuning_chart
+from scripts.book.records import load_record
+from scripts.ch09_training_run import Run
+from scripts.core.data import TrainingData, prepare, with_pairs
+from scripts.core.models import Trained
+from scripts.core.recipes import reason_for, recipe_for
+from scripts.core.scores import corpus_bleu
+from scripts.core.settings import TrainConfig
+from scripts.corpora.invented import Pair, ruvel_pairs
+from scripts.corpora.pairs import own_pairs
+from scripts.corpora.report import report_text
+from scripts.fast.translating import fast_translate
+
+# %% [markdown]
+# ## Three commands
+#
+# ```bash
+# python -m scripts.corpora.inspect --pairs ruvel.tsv                 # what is in the file
+# python -m scripts.train --pairs ruvel.tsv --languages qru-en        # runs/ruvel: model, score, card
+# make living MODEL=runs/ruvel                                        # a page that translates
+# ```
+#
+# `ruvel.tsv` has a source, a tab and a target on each line. Two files, line by line, do as well: `--source a.txt --target b.txt`. Any languages will do, in any script; `qru-en` are their codes, or names. The chapter walks this road by hand, with a language for which `python -m scripts.corpora.invented > ruvel.tsv` makes the file.
+#
+# ## A language that nobody speaks
+#
+# > **In short.** Ruvel has another word order than English, and endings where English has places.
+#
+# We invented it, so that no one's mother tongue helps, and so that we know every rule.
+#
+# | | |
+# |---|---|
+# | order | who, where, to whom, what, and last the verb |
+# | an adjective | follows its noun: `havo gura`, the big dog |
+# | a noun's `-ra`, `-re` | several: `havora`, the dogs |
+# | then `-ta`, `-te` | a *known* object: `havota`, the dog; without it, a dog |
+# | or `-ka`, `-ke` | the receiver: `havoka`, to the dog |
+# | a verb's `-an`, `-en`; `-al`, `-el` | present; past: `makan`, sees; `makal`, saw |
+# | a or e | as the word's last vowel: a after a, o, u; e after e, i |
+# | `sil`, `mur`, `tena` | in, behind, near, *after* the noun: `hamur sil`, in the house |
+#
+# **Predict.** `aleni` girl, `goral` horse, `velis` apple, `bir-` bring. What is *Aleni goralka gura velisre birel*? The lines show which word became which.
+
+# %%
+pairs = ruvel_pairs()
+assert len(set(pairs)) == 2000
+example = ("aleni goral-ka gura velis-re bir-el", "the girl brought apples to the big horse")
+titled(
+    alignment(
+        *(text.split() for text in example), [(0, 1), (1, 7), (1, 4), (2, 6), (3, 3), (4, 2)]
+    ),
+    "The verb travels furthest, and an ending becomes a word",
+    "-ka becomes “to”; “the” has no word of its own in Ruvel.",
+)
+
+# %% [markdown]
+# *The girl brought apples to the big horse.* Nothing marks the apples as known, so they aren't *the* apples.
+#
+# ## Look before you train
+#
+# > **In short.** Files are made by people. A report names each oddity; nothing is dropped in silence.
+#
+# We spoil the file with eight lines, each with a slip that we have seen in real corpora.
+#
+# **Predict.** Four of the eight have to go, and four can stay. Which?
+
+# %%
+SLIPS = {
+    100: "Havo dalun sil numan.",
+    200: "The dog sleeps.\tThe dog sleeps.",
+    300: "\t".join(pairs[0]),
+    400: "Torak gofan.\tThe man waits. He has waited since noon, he is cold, and there is no bus.",
+    500: "Selu ha\u200bvota makan.\tThe woman sees the dog.",  # a space of no width
+    600: "The children followed the old horse.\tMinere goralta noma kesel.",
+    700: "Lirel kelal.\tThe singer sang â€œlaâ€\u009d.",
+    800: "Simek noma numan.\tThe old cat sleeps.\tchecked by K.",
+}
+lines = ["\t".join(pair) for pair in pairs]
+for number, slip in SLIPS.items():
+    lines.insert(number - 1, slip)
+with TemporaryDirectory() as folder:
+    path = Path(folder, "ruvel.tsv")
+    path.write_text("\n".join(lines), "utf-8")
+    own = own_pairs({"pairs": [path]})
+print(report_text(own.report))
+
+# %% [markdown]
+# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation five times as long is probably none. The other four could be mended or are only suspects: line 600 has its columns swapped. The report says so and keeps it, since a machine that guesses wrongly must not delete your work. We mend the file: from here on it is the 2,000 pairs.
+#
+# ## Choose, train, judge
+#
+# > **In short.** Few pairs want a small model, few pieces, much dropout and many passes.
+#
+# Without other options `scripts.train` takes the settings from the number of pairs. Each can be overridden.
+
+# %%
+recipe = pd.DataFrame({count: recipe_for(count) for count in (1000, 3000, 10000)}).T
+print("for our 1,900 pairs:", reason_for(1900))
+recipe[["layers", "d_model", "vocab", "dropout", "epochs"]].fillna("as small")
+
+# %% [markdown]
+# Those recipes were chosen for captions. Ruvel is simpler: this smaller model learns it in half a minute. The loop is that of [chapter 9](ch09_training_run.ipynb), without its files.
+
+# %%
+LEARNER = TrainConfig(
+    **{"layers": 2, "d_model": 64, "d_ff": 128, "heads": 4, "vocab": 500, "dropout": 0.1},
+    **{"epochs": 30, "max_tokens": 512, "lr": 5e-3, "warmup": 100, "languages": "qru-en"},
+    **{"device": "cpu", "precision": "float32"},
+)
+
+
+def learn(config: TrainConfig, data: TrainingData, start: Trained | None = None) -> Trained:
+    """Train on `data` as `config` says, from new weights or from those of `start`."""
+    run = Run(config, data)
+    if start:
+        run.model.load_state_dict(start.model.state_dict())
+    for run.epoch in range(1, config.epochs + 1):
+        run.done = 0
+        run.train_epoch()
+    run.model.eval()
+    return run.trained
+
+
+def translations(trained: Trained, pairs: Sequence[Pair]) -> list[str]:
+    """The greedy translations of the pairs' sources."""
+    return fast_translate(trained, [source for source, _ in pairs])
+
+
+def exact(trained: Trained, pairs: Sequence[Pair]) -> float:
+    """The share of pairs that are translated exactly as the reference."""
+    outputs = translations(trained, pairs)
+    return sum(out == ref for out, (_, ref) in zip(outputs, pairs, strict=True)) / len(pairs)
+
+
+def bleu(trained: Trained, pairs: Sequence[Pair]) -> float:
+    """BLEU of the greedy translations."""
+    return corpus_bleu(translations(trained, pairs), [ref for _, ref in pairs]).score
+
+
+def in_words(share: float) -> str:
+    """A share so roughly that every seed and every machine says the same."""
+    return "none or few" if share < 1 / 3 else "nearly all" if share > 0.9 else "many"
+
+
+# %% [markdown]
+# In a real language many translations of a sentence are right, so we count n-grams (chapter 10). In Ruvel only one is: we can also ask how many come out exactly so. **Predict.** 2,000 pairs, less those held out: how many new sentences will be exactly right?
+
+
+# %%
+def ruvel_corpus() -> dict[str, list[Pair]]:
+    """The 2,000 pairs: 1,700 to learn from, 100 for validation, 200 for the test."""
+    pairs = ruvel_pairs()
+    return {"train": pairs[:1700], "val": pairs[1700:1800], "test": pairs[1800:]}
+
+
+# %%
+data = prepare(LEARNER, ruvel_corpus())
+model = learn(LEARNER, data)
+old = data.corpus["test"]
+assert bleu(model, old) > 96
+print("exactly right:", in_words(exact(model, old)))
+
+# %% [markdown]
+# Nearly all, and BLEU is above 96. With eight seeds, from {…} to {…}% were right. That would be a reason to stop looking.
+#
+# ## Where it fails
+#
+# > **In short.** A test set that looks like the training set asks only what was taught. Ask something else.
+#
+# Our grammar has two constructions that none of the 2,000 pairs has, of words that all occur in them:
+#
+# - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
+# - **The object first.** *Tivente havo limen*: the ending says who is heard, so it's the dog who hears the bird.
+#
+# **Predict.** What will the model make of `nok`, a word that it has never seen? And whom will it believe in the second sentence: the endings, or the places?
+
+# %%
+new = ruvel_pairs(250, construction="negation")
+fifty, negated = new[:50], new[50:]
+object_first = ruvel_pairs(200, construction="object first")
+print("negated, exactly right:     ", in_words(exact(model, negated)))
+print("object first, exactly right:", in_words(exact(model, object_first)))
+record = load_record("ruvel")
+pd.set_option("display.max_colwidth", None)
+pd.DataFrame(record["examples"])
+
+# %% [markdown]
+# The examples are a recorded run's. The sentences are fluent, and say the opposite. Nothing warns: a model has no word for “I don't know this word”. It believes the places: in all that it learned, the first noun was who acts, so the endings never had to decide that (they do decide between *a* and *the*, and there it heeds them).
+#
+# Is `nok` misread, or not read at all? **Instrument.** Delete it from the sources, and compare what comes out.
+
+
+# %%
+def says_not(outputs: Sequence[str]) -> float:
+    """The share of English outputs with a negation."""
+    return sum(" not " in output for output in outputs) / len(outputs)
+
+
+without_nok = [(source.replace(" nok ", " "), target) for source, target in negated]
+with_and_without = zip(translations(model, negated), translations(model, without_nok), strict=True)
+same = sum(one == other for one, other in with_and_without) / len(negated)
+assert says_not(translations(model, negated)) == 0
+print("outputs that stay the same without nok:", in_words(same))
+
+# %% [markdown]
+# TODO
+#
+# ## Fifty sentences
+#
+# > **In short.** Training goes on, from the model that we have, on sentences that show what it lacks. What does it forget?
+#
+# *Fine-tuning* begins with a model's weights, at a lower rate. Three runs, each of 260 steps at the same rates:
+#
+# - *fifty negations* alone,
+# - *fifty others*: the control, as new and as few, but without a negation,
+# - *mixed*: the same fifty negations ten times, among the 1,700 pairs that the model knows.
+#
+# **Predict.** Which of the three negate afterwards? Which still translate the old test set? A 200-sentence test set without a single negation can tell more than its BLEU: how many of its outputs say *not*?
+
+
+# %%
+def tunings(data: TrainingData, fifty: Sequence[Pair]) -> dict[str, tuple[list[Pair], int]]:
+    """The pairs of each fine-tuning, and how often it goes through them in 260 steps."""
+    return {
+        "fifty negations": (list(fifty), 130),
+        "fifty others": (ruvel_pairs(2050)[2000:], 130),
+        "mixed": (data.corpus["train"] + 10 * list(fifty), 5),
+    }
+
+
+def tuned(model: Trained, data: TrainingData, pairs: list[Pair], epochs: int) -> Trained:
+    """The model after `epochs` more through `pairs`, at a lower rate."""
+    config = replace(model.config, lr=2e-3, warmup=10, epochs=epochs)
+    return learn(config, with_pairs(data, pairs), model)
+
+
+# %%
+rows = {}
+for name, (sentences, epochs) in tunings(data, fifty).items():
+    after = tuned(model, data, sentences, epochs)
+    shares = {"old, exact": exact(after, old), "negated, exact": exact(after, negated)}
+    shares |= {"old, says not": says_not(translations(after, old))}
+    shares |= {"negated, says not": says_not(translations(after, negated))}
+    rows[name] = shares
+table = pd.DataFrame(rows).T
+alone, others, mixed = table.to_dict("records")
+assert alone["old, exact"] < others["old, exact"] < mixed["old, exact"] - 0.3
+assert min(alone["negated, exact"], mixed["negated, exact"]) > 0.3 > others["negated, exact"] + 0.2
+assert alone["old, says not"] > 0.3 > mixed["old, says not"] + 0.2
+table.map(in_words)
+
+# %% [markdown]
+# The same with eight seeds:
+
+# %%
+titled(
+    tuning_chart(record["runs"]),
+    "Fifty negations cure; only among old sentences do they spoil nothing",
+    "Each point is one of eight seeds. The model that we began with is at the lower right.",
+)
+
+# %% [markdown]
+# TODO The control shows that...
+#
+# On the command line, append the fifty to the file and go on from the model; the report has BLEU before and after, on both test sets:
+#
+# ```bash
+# cat ruvel.tsv negations.tsv > both.tsv
+# python -m scripts.train --pairs both.tsv --from runs/ruvel --name ruvel-2
+# ```
+#
+# ## What may be held out
+#
+# > **In short.** A test sentence with a twin in training asks what the model remembers.
+#
+# Collected pairs come in near-copies: with an exclamation mark, in small letters, with another number. **Your turn.** Write what is the same in all of them. (`\\w` is a letter, a digit or `_`.)
+
+
+# %% tags=["yours"]
+def fingerprint(text: str) -> tuple[str, ...]:
+    """The words of a text, sorted, in small letters, without punctuation, digits and "_"."""
+    return tuple(sorted(re.findall(r"[^\W\d_]+", text.lower())))
+
+
+# %%
+assert fingerprint("Havo 2 simekra makan!") == fingerprint("havo  simekra, makan.")
+assert fingerprint("Älä näe: 7") == ("näe", "älä") and fingerprint("x_y") == ("x", "y")
+assert fingerprint("a a b") != fingerprint("a b")
+
+# %% [markdown]
+# **Your turn.** Split so that no fingerprint of a source is on both sides.
+
+
+# %% tags=["yours"]
+def honest_split(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """Training pairs and held-out ones, in their order.
+
+    A `share` of the sources' different fingerprints is drawn by `seed`; all their pairs are held out.
+    """
+    prints = sorted({fingerprint(source) for source, _ in pairs})
+    drawn = set(random.Random(seed).sample(prints, round(share * len(prints))))
+    parts = ([], [])
+    for pair in pairs:
+        parts[fingerprint(pair[0]) in drawn].append(pair)
+    return parts
+
+
+# %%
+toy = [(f"{word}{mark}", "x") for word in "abcdefghij" for mark in ("", "!", " 2")]
+train_part, held_out = honest_split(toy, 0.2, seed=1)
+assert len(train_part) == 24 and len(held_out) == 6 and set(train_part + held_out) == set(toy)
+assert train_part == [pair for pair in toy if pair not in held_out], "keep the order"
+assert not {s[0] for s, _ in train_part} & {s[0] for s, _ in held_out}, "a twin on the other side"
+assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
+
+# %% [markdown]
+# `scripts.train` does this to your pairs, on both sides, and finds more: sentences that share 80% of their word triples.
+#
+# ## Case · A score of 95
+#
+# **Symptom.** A corpus of 900 pairs, split at random. The model has over 90 BLEU on its test set, and users complain: on their sentences we measure 64.
+#
+# **Suspects.** The users' sentences are *longer or of another kind*. *Overfitting*: the model was trained too long. *Twins*: the test set's sentences are in training, too.
+#
+# **Instrument.** Fingerprints, and two test sets for one model: its own, and fresh sentences of the same grammar, of the same length and kind, without twins. Then the same training after an honest split.
+
+
+# %%
+def collected(count: int = 300) -> list[Pair]:
+    """A corpus as collected: `count` sentences, each as it is, with "!", and in small letters."""
+    pairs = ruvel_pairs(count, seed=5)
+    exclaimed = [(source[:-1] + "!", target[:-1] + "!") for source, target in pairs]
+    small = [(source.lower(), target.lower()) for source, target in pairs]
+    return pairs + exclaimed + small
+
+
+def random_split(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """The usual split: training pairs and a `share` of held-out ones, drawn by `seed`."""
+    shuffled = random.Random(seed).sample(pairs, len(pairs))
+    size = round(share * len(pairs))
+    return shuffled[size:], shuffled[:size]
+
+
+def with_twins(train: Sequence[Pair], held_out: Sequence[Pair]) -> float:
+    """The share of held-out sources whose fingerprint is in training, too."""
+    prints = {fingerprint(source) for source, _ in train}
+    return sum(fingerprint(source) in prints for source, _ in held_out) / len(held_out)
+
+
+def case_scores(split: Callable[..., tuple[list[Pair], ...]], seed: int) -> dict[str, float]:
+    """BLEU of a model on its test set and on 200 fresh sentences, after 20 epochs."""
+    train, held_out = split(collected(), 1 / 9, seed=0)
+    config = replace(LEARNER, vocab=300, epochs=20, seed=seed)
+    model = learn(config, prepare(config, {"train": train, "val": held_out}))
+    prints = {fingerprint(source) for source, _ in collected()}
+    fresh = [pair for pair in ruvel_pairs(300, seed=6) if fingerprint(pair[0]) not in prints]
+    return {"its test set": bleu(model, held_out), "fresh": bleu(model, fresh[:200])}
+
+
+# %%
+for split in (random_split, honest_split):
+    train_part, held_out = split(collected(), 1 / 9, seed=0)
+    print(
+        f"{split.__name__}: {with_twins(train_part, held_out):.0%} of {len(held_out)} have a twin"
+    )
+at_random, honest = (case_scores(split, seed=1) for split in (random_split, honest_split))
+assert at_random["its test set"] > 85 > 75 > at_random["fresh"]
+assert abs(honest["its test set"] - honest["fresh"]) < 15
