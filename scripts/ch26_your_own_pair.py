@@ -107,7 +107,7 @@ titled(
 # **Predict.** Four of the eight have to go, and four can stay. Which?
 
 # %%
-SLIPS = {
+slips = {
     100: "Havo dalun sil numan.",
     200: "The dog sleeps.\tThe dog sleeps.",
     300: "\t".join(pairs[0]),
@@ -118,7 +118,7 @@ SLIPS = {
     800: "Simek noma numan.\tThe old cat sleeps.\tchecked by K.",
 }
 lines = ["\t".join(pair) for pair in pairs]
-for number, slip in SLIPS.items():
+for number, slip in slips.items():
     lines.insert(number - 1, slip)
 with TemporaryDirectory() as folder:
     path = Path(folder, "ruvel.tsv")
