@@ -27,6 +27,12 @@
 # *If you read only three cells:* the report of *Look before you train*, the chart of *Fifty sentences*, the case.
 
 # %% tags=["bootstrap"]
+import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
+
+sys.path[:0] = [f"{sys.path[0]}/..", home := "from-attention-to-translation", f"{home}.zip", ".."]
+if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for place in sys.path)])):
+    sys.exit(f"Put {home}.zip, which `make colab` writes, beside this notebook.")
+home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
 
 # %%
 import random
@@ -129,193 +135,11 @@ print(report_text(own.report))
 # %% [markdown]
 # A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation five times as long is probably none. The other four could be mended or are only suspects: line 600 has its columns swapped. The report says so and keeps it, since a machine that guesses wrongly must not delete your work. We mend the file: from here on it is the 2,000 pairs.
 #
-# ## Choose, train, judge
-#
-# > **In short.** Few pairs want a small model, few pieces, much dropout and many passes.
-#
-# Without other options `scripts.train` takes the settings from the number of pairs. Each can be overridden.
-
-# %%
-recipe = pd.DataFrame({count: recipe_for(count) for count in (1000, 3000, 10000)}).T
-print("for our 1,900 pairs:", reason_for(1900))
-recipe[["layers", "d_model", "vocab", "dropout", "epochs"]].fillna("as small")
-
-# %% [markdown]
-# Those recipes were chosen for captions. Ruvel is simpler: this smaller model learns it in half a minute. The loop is that of [chapter 9](ch09_training_run.ipynb), without its files.
-
-# %%
-LEARNER = TrainConfig(
-    **{"layers": 2, "d_model": 64, "d_ff": 128, "heads": 4, "vocab": 500, "dropout": 0.1},
-    **{"epochs": 30, "max_tokens": 512, "lr": 5e-3, "warmup": 100, "languages": "qru-en"},
-    **{"device": "cpu", "precision": "float32"},
-)
-
-
-def learn(config: TrainConfig, data: TrainingData, start: Trained | None = None) -> Trained:
-    """Train on `data` as `config` says, from new weights or from those of `start`."""
-    run = Run(config, data)
-    if start:
-        run.model.load_state_dict(start.model.state_dict())
-    for run.epoch in range(1, config.epochs + 1):
-        run.done = 0
-        run.train_epoch()
-    run.model.eval()
-    return run.trained
-
-
-def translations(trained: Trained, pairs: Sequence[Pair]) -> list[str]:
-    """The greedy translations of the pairs' sources."""
-    return fast_translate(trained, [source for source, _ in pairs])
-
-
-def exact(trained: Trained, pairs: Sequence[Pair]) -> float:
-    """The share of pairs that are translated exactly as the reference."""
-    outputs = translations(trained, pairs)
-    return sum(out == ref for out, (_, ref) in zip(outputs, pairs, strict=True)) / len(pairs)
-
-
-def bleu(trained: Trained, pairs: Sequence[Pair]) -> float:
-    """BLEU of the greedy translations."""
-    return corpus_bleu(translations(trained, pairs), [ref for _, ref in pairs]).score
-
-
-def in_words(share: float) -> str:
-    """A share so roughly that every seed and every machine says the same."""
-    return "none or few" if share < 1 / 3 else "nearly all" if share > 0.9 else "many"
-
-
-# %% [markdown]
-# In a real language many translations of a sentence are right, so we count n-grams (chapter 10). In Ruvel only one is: we can also ask how many come out exactly so. **Predict.** 2,000 pairs, less those held out: how many new sentences will be exactly right?
-
-
-# %%
-def ruvel_corpus() -> dict[str, list[Pair]]:
-    """The 2,000 pairs: 1,700 to learn from, 100 for validation, 200 for the test."""
-    pairs = ruvel_pairs()
-    return {"train": pairs[:1700], "val": pairs[1700:1800], "test": pairs[1800:]}
-
-
-# %%
-data = prepare(LEARNER, ruvel_corpus())
-model = learn(LEARNER, data)
-old = data.corpus["test"]
-assert bleu(model, old) > 96
-print("exactly right:", in_words(exact(model, old)))
-
-# %% [markdown]
-# Nearly all, and BLEU is above 96. With eight seeds, from {…} to {…}% were right. That would be a reason to stop looking.
-#
-# ## Where it fails
-#
-# > **In short.** A test set that looks like the training set asks only what was taught. Ask something else.
-#
-# Our grammar has two constructions that none of the 2,000 pairs has, of words that all occur in them:
-#
-# - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
-# - **The object first.** *Tivente havo limen*: the ending says who is heard, so it's the dog who hears the bird.
-#
-# **Predict.** What will the model make of `nok`, a word that it has never seen? And whom will it believe in the second sentence: the endings, or the places?
-
-# %%
-new = ruvel_pairs(250, construction="negation")
-fifty, negated = new[:50], new[50:]
-object_first = ruvel_pairs(200, construction="object first")
-print("negated, exactly right:     ", in_words(exact(model, negated)))
-print("object first, exactly right:", in_words(exact(model, object_first)))
-record = load_record("ruvel")
-pd.set_option("display.max_colwidth", None)
-pd.DataFrame(record["examples"])
-
-# %% [markdown]
-# The examples are a recorded run's. The sentences are fluent, and say the opposite. Nothing warns: a model has no word for “I don't know this word”. It believes the places: in all that it learned, the first noun was who acts, so the endings never had to decide that (they do decide between *a* and *the*, and there it heeds them).
-#
-# Is `nok` misread, or not read at all? **Instrument.** Delete it from the sources, and compare what comes out.
-
-
-# %%
-def says_not(outputs: Sequence[str]) -> float:
-    """The share of English outputs with a negation."""
-    return sum(" not " in output for output in outputs) / len(outputs)
-
-
-without_nok = [(source.replace(" nok ", " "), target) for source, target in negated]
-with_and_without = zip(translations(model, negated), translations(model, without_nok), strict=True)
-same = sum(one == other for one, other in with_and_without) / len(negated)
-assert says_not(translations(model, negated)) == 0
-print("outputs that stay the same without nok:", in_words(same))
-
-# %% [markdown]
-# TODO
-#
-# ## Fifty sentences
-#
-# > **In short.** Training goes on, from the model that we have, on sentences that show what it lacks. What does it forget?
-#
-# *Fine-tuning* begins with a model's weights, at a lower rate. Three runs, each of 260 steps at the same rates:
-#
-# - *fifty negations* alone,
-# - *fifty others*: the control, as new and as few, but without a negation,
-# - *mixed*: the same fifty negations ten times, among the 1,700 pairs that the model knows.
-#
-# **Predict.** Which of the three negate afterwards? Which still translate the old test set? A 200-sentence test set without a single negation can tell more than its BLEU: how many of its outputs say *not*?
-
-
-# %%
-def tunings(data: TrainingData, fifty: Sequence[Pair]) -> dict[str, tuple[list[Pair], int]]:
-    """The pairs of each fine-tuning, and how often it goes through them in 260 steps."""
-    return {
-        "fifty negations": (list(fifty), 130),
-        "fifty others": (ruvel_pairs(2050)[2000:], 130),
-        "mixed": (data.corpus["train"] + 10 * list(fifty), 5),
-    }
-
-
-def tuned(model: Trained, data: TrainingData, pairs: list[Pair], epochs: int) -> Trained:
-    """The model after `epochs` more through `pairs`, at a lower rate."""
-    config = replace(model.config, lr=2e-3, warmup=10, epochs=epochs)
-    return learn(config, with_pairs(data, pairs), model)
-
-
-# %%
-rows = {}
-for name, (sentences, epochs) in tunings(data, fifty).items():
-    after = tuned(model, data, sentences, epochs)
-    shares = {"old, exact": exact(after, old), "negated, exact": exact(after, negated)}
-    shares |= {"old, says not": says_not(translations(after, old))}
-    shares |= {"negated, says not": says_not(translations(after, negated))}
-    rows[name] = shares
-table = pd.DataFrame(rows).T
-alone, others, mixed = table.to_dict("records")
-assert alone["old, exact"] < others["old, exact"] < mixed["old, exact"] - 0.3
-assert min(alone["negated, exact"], mixed["negated, exact"]) > 0.3 > others["negated, exact"] + 0.2
-assert alone["old, says not"] > 0.3 > mixed["old, says not"] + 0.2
-table.map(in_words)
-
-# %% [markdown]
-# The same with eight seeds:
-
-# %%
-titled(
-    tuning_chart(record["runs"]),
-    "Fifty negations cure; only among old sentences do they spoil nothing",
-    "Each point is one of eight seeds. The model that we began with is at the lower right.",
-)
-
-# %% [markdown]
-# TODO The control shows that...
-#
-# On the command line, append the fifty to the file and go on from the model; the report has BLEU before and after, on both test sets:
-#
-# ```bash
-# cat ruvel.tsv negations.tsv > both.tsv
-# python -m scripts.train --pairs both.tsv --from runs/ruvel --name ruvel-2
-# ```
-#
 # ## What may be held out
 #
 # > **In short.** A test sentence with a twin in training asks what the model remembers.
 #
-# Collected pairs come in near-copies: with an exclamation mark, in small letters, with another number. **Your turn.** Write what is the same in all of them. (`\\w` is a letter, a digit or `_`.)
+# Collected pairs come in near-copies: with an exclamation mark, in small letters, with another number. **Your turn.** Write what is the same in all of them. (`\w` is a letter, a digit or `_`.)
 
 
 # %% tags=["yours"]
@@ -358,6 +182,201 @@ assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 # %% [markdown]
 # `scripts.train` does this to your pairs, on both sides, and finds more: sentences that share 80% of their word triples.
 #
+# ## Choose, train, judge
+#
+# > **In short.** Few pairs want a small model, few pieces, much dropout and many passes.
+#
+# Without other options `scripts.train` takes the settings from the number of pairs. Each can be overridden.
+
+# %%
+recipe = pd.DataFrame({count: recipe_for(count) for count in (1000, 3000, 10000)}).T
+print(f"for our {len(own.splits['train']):,} pairs:", reason_for(len(own.splits["train"])))
+recipe[["layers", "d_model", "vocab", "dropout", "epochs"]].fillna("as small")
+
+# %% [markdown]
+# Those recipes were chosen for captions. Ruvel is simpler: this smaller model learns it in half a minute. The loop is that of [chapter 9](ch09_training_run.ipynb), without its files.
+
+# %%
+LEARNER = TrainConfig(
+    **{"layers": 2, "d_model": 64, "d_ff": 128, "heads": 4, "vocab": 500, "dropout": 0.1},
+    **{"epochs": 30, "max_tokens": 512, "lr": 5e-3, "warmup": 100, "languages": "qru-en"},
+    **{"device": "cpu", "precision": "float32"},
+)
+
+
+def fitted(config: TrainConfig, data: TrainingData, start: Trained | None = None) -> Trained:
+    """Train on `data` as `config` says, from new weights or from those of `start`."""
+    run = Run(config, data)
+    if start:
+        run.model.load_state_dict(start.model.state_dict())
+    for run.epoch in range(1, config.epochs + 1):
+        run.done = 0
+        run.train_epoch()
+    run.model.eval()
+    return run.trained
+
+
+def translations(trained: Trained, pairs: Sequence[Pair]) -> list[str]:
+    """The greedy translations of the pairs' sources."""
+    return fast_translate(trained, [source for source, _ in pairs])
+
+
+def exact(trained: Trained, pairs: Sequence[Pair]) -> float:
+    """The share of pairs that are translated exactly as the reference."""
+    outputs = translations(trained, pairs)
+    return sum(out == ref for out, (_, ref) in zip(outputs, pairs, strict=True)) / len(pairs)
+
+
+def greedy_bleu(trained: Trained, pairs: Sequence[Pair]) -> float:
+    """BLEU of the greedy translations."""
+    return corpus_bleu(translations(trained, pairs), [ref for _, ref in pairs]).score
+
+
+def in_words(share: float) -> str:
+    """A share so roughly that every seed and every machine says the same."""
+    return "none or few" if share < 1 / 3 else "nearly all" if share > 0.9 else "many"
+
+
+# %% [markdown]
+# In a real language many translations of a sentence are right, so we count n-grams (chapter 10). In Ruvel only one is: we can also ask how many come out exactly so. **Predict.** 2,000 pairs, less those held out: how many new sentences will be exactly right?
+
+
+# %%
+def ruvel_corpus() -> dict[str, list[Pair]]:
+    """The 2,000 pairs: 1,700 to learn from, 100 for validation, 200 for the test."""
+    pairs = ruvel_pairs()
+    return {"train": pairs[:1700], "val": pairs[1700:1800], "test": pairs[1800:]}
+
+
+# %%
+data = prepare(LEARNER, ruvel_corpus())
+model = fitted(LEARNER, data)
+old = data.corpus["test"]
+assert greedy_bleu(model, old) > 96
+print("exactly right:", in_words(exact(model, old)))
+
+# %% [markdown]
+# Nearly all, and BLEU is above 96. With eight seeds, 97.0 to 98.5% are right ([record](../results/ruvel.json)). That would be a reason to stop looking.
+#
+# ## Where it fails
+#
+# > **In short.** A test set that looks like the training set asks only what was taught. Ask something else.
+#
+# Our grammar has two constructions that none of the 2,000 pairs has, of words that all occur in them:
+#
+# - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
+# - **The object first.** *Tivente havo limen*: the ending says who is heard, so it's the dog who hears the bird.
+#
+# **Predict.** What will the model make of `nok`, a word that it has never seen? And whom will it believe in the second sentence: the endings, or the places?
+
+# %%
+new = ruvel_pairs(250, construction="negation")
+fifty, negated = new[:50], new[50:]
+object_first = ruvel_pairs(200, construction="object first")
+for name, asked in {"negated": negated, "object first": object_first}.items():
+    print(f"{name}, exactly right:", in_words(exact(model, asked)))
+record = load_record("ruvel")
+pd.set_option("display.max_colwidth", None)
+pd.DataFrame(record["outputs"]["before fine-tuning"][:4])  # of a recorded run
+
+# %% [markdown]
+# *None*, and two of a hundred. Not one output of eight seeds holds a *not*. The sentences are fluent and say the opposite: a score of fluency would praise them, and the model has no word for “I don't know this word”.
+#
+# In the second construction the model believes the places. In all that it learned, the first noun is who acts, and the endings agree; nothing told it which of the two to trust. It does read them: they decide between *a* and *the*. A thing can't wash anybody, so a basket that comes first becomes some being (“The dog washed …”).
+#
+# Is `nok` misread, or not read at all? **Instrument.** Delete it from the sources, and compare what comes out.
+
+
+# %%
+def says_not(outputs: Sequence[str]) -> float:
+    """The share of English outputs with a negation."""
+    return sum(" not " in output for output in outputs) / len(outputs)
+
+
+assert says_not(translations(model, negated)) == 0
+unread = pd.Series([run["same_without_nok"] for run in record["runs"]], name="the same without nok")
+unread.describe()[["min", "50%", "max"]].map("{:.0%}".format).to_frame()
+
+# %% [markdown]
+# With most seeds, in three outputs of four, `nok` isn't read at all. Elsewhere it is a noise that changes some other word: *sang* becomes *sleeps*.
+#
+# ## Fifty sentences
+#
+# > **In short.** Training goes on, from the model that we have, on sentences that show what it lacks. What does it forget?
+#
+# *Fine-tuning* begins with a model's weights, at a lower rate. Three runs, each of 260 steps at the same rates:
+#
+# - *fifty negations* alone,
+# - *fifty others*: the control, as new and as few, but without a negation,
+# - *mixed*: the same fifty negations ten times, among the 1,700 pairs that the model knows.
+#
+# **Predict.** Which of the three negate afterwards? Which still translate the old test set? A 200-sentence test set without a single negation can tell more than its BLEU: how many of its outputs say *not*?
+
+
+# %%
+def tunings(data: TrainingData, fifty: Sequence[Pair]) -> dict[str, tuple[list[Pair], int]]:
+    """The pairs of each fine-tuning, and how often it goes through them in 260 steps."""
+    return {
+        "fifty negations": (list(fifty), 130),
+        "fifty others": (ruvel_pairs(2050)[2000:], 130),
+        "mixed": (data.corpus["train"] + 10 * list(fifty), 5),
+    }
+
+
+def tuned(model: Trained, data: TrainingData, pairs: list[Pair], epochs: int) -> Trained:
+    """The model after `epochs` more through `pairs`, at a lower rate."""
+    config = replace(model.config, lr=2e-3, warmup=10, epochs=epochs)
+    return fitted(config, with_pairs(data, pairs), model)
+
+
+# %%
+rows = {}
+for name, (sentences, epochs) in tunings(data, fifty).items():
+    after = tuned(model, data, sentences, epochs)
+    shares = {"old, exact": exact(after, old), "negated, exact": exact(after, negated)}
+    shares |= {"old, says not": says_not(translations(after, old))}
+    shares |= {"negated, says not": says_not(translations(after, negated))}
+    rows[name] = shares
+table = pd.DataFrame(rows).T
+alone, others, mixed = table.to_dict("records")
+assert alone["old, exact"] + 0.1 < others["old, exact"] < mixed["old, exact"] - 0.3
+assert min(alone["negated, exact"], mixed["negated, exact"]) > 0.3 and others["negated, exact"] == 0
+assert alone["old, says not"] > 0.15 and mixed["old, says not"] < 0.05
+table.drop(columns="old, says not").map(in_words)
+
+# %% [markdown]
+# The same with eight seeds:
+
+# %%
+titled(
+    tuning_chart(record["runs"]),
+    "Fifty negations cure; only among old sentences do they spoil nothing",
+    "Each point is one of eight seeds. The model that we began with is at the lower right.",
+)
+
+# %% [markdown]
+# All fifty negations are cured of is silence: afterwards 98% or more of the negated outputs say *not*. But alone they did more. A model that sees nothing but negations learns that English negates: of the *old* sentences, which don't, 35 to 83% now say *not*, and 4 to 29% are right. Is that the price of any fifty sentences? The control: fifty others cost half of the old test set, too, since a small set is soon known by heart; but not one of their outputs says *not*. Mixed, the cure is nearly the same, and of the old sentences 96.5 to 98.5% are right, as before.
+
+# %%
+outputs = record["outputs"]
+pd.DataFrame(
+    {
+        shown["source"]: {name: rows[i]["output"] for name, rows in outputs.items()}
+        for i, shown in enumerate(outputs["mixed"])
+        if i in (0, 1, 5)
+    }
+)
+
+# %% [markdown]
+# The cure isn't perfect: of the mixed model's negations 41 to 59% are exactly right. STILL
+#
+# On the command line, append the fifty to the file and go on from the model; the report has BLEU before and after, on both test sets:
+#
+# ```bash
+# cat ruvel.tsv negations.tsv > both.tsv
+# python -m scripts.train --pairs both.tsv --from runs/ruvel --name ruvel-2
+# ```
+#
 # ## Case · A score of 95
 #
 # **Symptom.** A corpus of 900 pairs, split at random. The model has over 90 BLEU on its test set, and users complain: on their sentences we measure 64.
@@ -393,10 +412,10 @@ def case_scores(split: Callable[..., tuple[list[Pair], ...]], seed: int) -> dict
     """BLEU of a model on its test set and on 200 fresh sentences, after 20 epochs."""
     train, held_out = split(collected(), 1 / 9, seed=0)
     config = replace(LEARNER, vocab=300, epochs=20, seed=seed)
-    model = learn(config, prepare(config, {"train": train, "val": held_out}))
+    model = fitted(config, prepare(config, {"train": train, "val": held_out}))
     prints = {fingerprint(source) for source, _ in collected()}
     fresh = [pair for pair in ruvel_pairs(300, seed=6) if fingerprint(pair[0]) not in prints]
-    return {"its test set": bleu(model, held_out), "fresh": bleu(model, fresh[:200])}
+    return {"its test set": greedy_bleu(model, held_out), "fresh": greedy_bleu(model, fresh[:200])}
 
 
 # %%
@@ -405,6 +424,97 @@ for split in (random_split, honest_split):
     print(
         f"{split.__name__}: {with_twins(train_part, held_out):.0%} of {len(held_out)} have a twin"
     )
-at_random, honest = (case_scores(split, seed=1) for split in (random_split, honest_split))
-assert at_random["its test set"] > 85 > 75 > at_random["fresh"]
-assert abs(honest["its test set"] - honest["fresh"]) < 15
+by_chance, by_groups = (case_scores(split, seed=1) for split in (random_split, honest_split))
+assert by_chance["its test set"] > 85 > 75 > by_chance["fresh"]
+assert by_groups["its test set"] < 70
+for name, tests in record["runs"][0]["case"].items():  # seed 1
+    print(f"{name:>9}: ", ", ".join(f"{test} {score}" for test, score in tests.items()))
+
+# %% [markdown]
+# **Culprit.** Twins. Of the eight seeds, the random split's model has 90 to 95 BLEU on its own test set and 59 to 66 on fresh sentences. These are of training's kind and length, so it isn't the kind. Is it overfitting? It is what lets memory pay; but a test set is there to show that, and this one can't. After the honest split the same training has 48 to 58, and no surprise follows. The model isn't worse than the first; only its score is.
+#
+# ## What more pairs give
+#
+# CURVE
+#
+# **What not to expect.** Ruvel has 50 words and one way to say each thing; 1,700 pairs say nearly all of it. 1,700 pairs of a language don't. And even in Ruvel a construction without examples failed, though each of its words but one was known.
+#
+# ## Publish it
+#
+# ```bash
+# python -m scripts.translate --model runs/ruvel "Havora goralka velisre biren."
+# python -m scripts.evaluate --model runs/ruvel-2 --against runs/ruvel     # chapter 10's test
+# make living MODEL=runs/ruvel-2 FOLDER=public                             # any static host can serve it
+# ```
+#
+# The page translates in the visitor's browser, with nothing behind it, and shows your test sentences as examples. The card in the model's folder says what it learned from; tell there, too, what it can't do. You know one thing now that no score would have told you.
+#
+# ## Summary
+#
+# - Look at the pairs; leave nothing out in silence. Hold out whole groups of near-copies.
+# - A test set like the training set can't show what both lack. Ask for constructions one by one.
+# - Fifty sentences can teach one. Mix them with old ones, and measure on the old test set what is forgotten.
+#
+# ## What the paper did that we don't
+#
+# - It trained on 4.5 million sentence pairs (English-German) and 36 million (English-French), in pieces of 37,000 and 32,000, and fine-tuned nothing.
+#
+# ## Exercises
+#
+# `check(f)` is silent when your function is right, and otherwise says what is wrong.
+#
+# ### Exercise 1 · A warning
+#
+# *code · difficulty ●○○ · worth ●●● · 10 minutes*
+#
+# The model has no word for “I don't know this word”. You can say it: write `unknown_words(text, sources)`, the words of a text that no training source has. (`solution("unknown_words")` shows ours.) Which of the two constructions would it have caught?
+
+
+# %%
+def unknown_words(text: str, sources: list[str]) -> list[str]:
+    """The words of `text`, in small letters, that none of the sources has: in order, each once."""
+    ...
+
+
+check(unknown_words)
+
+# %% [markdown]
+# <details><summary>An answer</summary>
+#
+# The negation, by `nok`. Not the object that comes first: all its words are known.
+#
+# </details>
+#
+# ### Exercise 2 · Odd lengths
+#
+# *code · difficulty ●○○ · worth ●●○ · 10 minutes*
+#
+# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is more than `factor` times the corpus's median ratio, or less than the median divided by `factor`.
+
+
+# %%
+def odd_lengths(pairs: list[tuple[str, str]], factor: float) -> list[int]:
+    """The places of pairs whose ratio of lengths is far from the median ratio."""
+    ...
+
+
+check(odd_lengths)
+
+# %% [markdown]
+# ### Exercise 3 · Endings or places
+#
+# *project · difficulty ●●○ · worth ●●● · 30 minutes*
+#
+# Can fifty sentences teach the model to believe the endings? Take `ruvel_pairs(50, construction="object first")`, mix them as above, and predict: how many of 200 new ones will be right, and what happens to the old test set? Then append your own fifty sentences to your own file, for whatever your own translator can't do.
+#
+# <details><summary>What happens</summary>
+#
+# ANSWER
+#
+# </details>
+#
+# ## Goodbye
+#
+# Whoever came here chapter by chapter began with a dot product. Now you can build a Transformer from nothing but tensors, train it, find out where its time goes, say with an interval how good it is and with fifty sentences what it lacks. Take a pair of languages that nobody has taken, or a question that nobody has asked. Measure it, allow for chance, and say what you found, however small.
+#
+# Thank you for reading. [Chapter 0](ch00_start_here.ipynb) is a good place to see how far you have come.

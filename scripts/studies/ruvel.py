@@ -14,7 +14,7 @@ from scripts.ch26_your_own_pair import (
     case_scores,
     exact,
     honest_split,
-    learn,
+    fitted,
     random_split,
     ruvel_corpus,
     says_not,
@@ -42,7 +42,7 @@ def one_seed(seed: int, data: TrainingData, new: list[Pair]) -> dict[str, Any]:
     """The scores of the chapter's models, and what they say of four new sentences."""
     fifty, negated, old = new[:50], new[50:], data.corpus["test"]
     first = ruvel_pairs(200, construction="object first")
-    models = {BEFORE: learn(replace(LEARNER, seed=seed), data)}
+    models = {BEFORE: fitted(replace(LEARNER, seed=seed), data)}
     for name, (pairs, epochs) in tunings(data, fifty).items():
         models[name] = tuned(models[BEFORE], data, pairs, epochs)
     shown = [negated[4], negated[2], first[0], first[1], old[0], old[2]]
