@@ -30,12 +30,12 @@ WIDE = {name: getattr(BASE, name) for name in NARROW}
 # Where the choice begins: with what fewer pairs chose, and these changes of it.
 STARTS: dict[int, Run] = {
     1000: NARROW | {"vocab": 1000, "dropout": 0.3, "epochs": 60, "max_tokens": 1024, "warmup": 200},
-    3000: {"vocab": 2000, "epochs": 60},
-    10000: WIDE | {"vocab": 4000, "epochs": 25},
+    3000: {"vocab": 4000, "epochs": 60},
+    10000: WIDE | {"vocab": 6000, "epochs": 25},
 }
 # What is then tried, one after the other, each beside the best so far.
 TRIALS: dict[int, list[list[Run]]] = {
-    1000: [[WIDE], [{"epochs": 120}], [{"dropout": 0.4}], [{"vocab": 2000}], [{"dropout": 0.2}]],
+    1000: [[WIDE], [{"epochs": 120}], [{"dropout": 0.4}], [{"vocab": 2000}], [{"max_tokens": 512}]],
     3000: [],
     10000: [],
 }
@@ -95,17 +95,17 @@ def choose(plan: Plan, pairs: int, settings: Run) -> Run | None:
 
 
 def plan_runs(plan: Plan) -> None:
-    """For each number of pairs the choice, then its runs beside those of `small`; the control."""
+    """The choice for each number of pairs and its runs; then those of `small`, and the control."""
     recipe: Run | None = {}
     for pairs, start in STARTS.items():
         recipe = choose(plan, pairs, recipe | start)
         if recipe is None:
             return
-        for seed in SEEDS:
-            for row, settings in {BY_SIZE: recipe, FOR_ALL: {}}.items():
-                plan.seeds({"row": row, "pairs": pairs, "settings": settings}, [seed])
+        plan.seeds({"row": BY_SIZE, "pairs": pairs, "settings": recipe})
         if pairs == min(STARTS):
             longer = {"row": LONGER, "pairs": pairs, "settings": {"epochs": recipe["epochs"]}}
+    for pairs in STARTS:
+        plan.seeds({"row": FOR_ALL, "pairs": pairs, "settings": {}})
     plan.seeds(longer, SEEDS[:1])
 
 
