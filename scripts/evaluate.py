@@ -1,5 +1,7 @@
 """sacreBLEU of a model on a corpus: `python -m scripts.evaluate --corpus sample`.
 
+Or on lines of your own: `--input FILE --reference FILE`.
+
 Cased BLEU comes first: the figure that we report. Lower-cased BLEU and chrF2 follow, for
 comparison with papers that give them. Each has its signature. With `--against` a second model
 translates the same texts, and chapter 10's test says whether their difference is more than chance.
@@ -11,11 +13,13 @@ from dataclasses import dataclass, replace
 
 from scripts.book.command import Command
 from scripts.ch10_judging import paired_difference
+from scripts.core.data import corpus_beside
 from scripts.core.models import Trained
 from scripts.core.scores import corpus_bleu, corpus_chrf, held_out_splits
 from scripts.corpora.load import load_corpus
+from scripts.corpora.pairs import read_pairs
 from scripts.fast.lines import row_groups, text_stream
-from scripts.fast.translating import FULL, ModelOptions, decode_texts, open_model
+from scripts.fast.translating import FULL, ModelOptions, decode_texts, model_folder, open_model
 
 
 @dataclass
@@ -26,13 +30,29 @@ class EvaluateOptions(ModelOptions):
     """What to translate; by default what the model was trained on."""
     split: str | None = None
     """One split of it; by default each test split."""
+    input: str | None = None
+    """A file of sentences to translate and score, with --reference in place of a corpus."""
+    reference: str | None = None
+    """Their translations, line by line."""
     against: str | None = None
     """Another model's folder: is the first one's BLEU higher by more than chance in the texts?"""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if (self.input is None) != (self.reference is None):
+            raise ValueError("--input and --reference belong together: give both")
+        if self.input is not None and (self.corpus or self.split):
+            raise ValueError("either --input and --reference, or --corpus and --split")
 
 
 def pairs_to_score(options: EvaluateOptions, trained: Trained) -> dict[str, list[tuple[str, str]]]:
     """What `evaluate` was asked to translate, by name. Raises ValueError or FileNotFoundError."""
-    corpus_name = options.corpus or trained.config.corpus
+    if options.input is not None:
+        lines = read_pairs(options.input, options.reference)
+        for note in lines.notes:
+            print(f"note: {note.count:,} {note.what}", file=sys.stderr)
+        return {options.input: lines.pairs}
+    corpus_name = options.corpus or corpus_beside(model_folder(options), trained.config)
     corpus = load_corpus(corpus_name, trained.config.languages)
     if options.split and options.split not in corpus:
         known = ", ".join(corpus)

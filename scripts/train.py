@@ -1,5 +1,8 @@
 r"""Train a translator, as chapter 9 does: `python -m scripts.train --preset sample`.
 
+Or one of your own: `python -m scripts.train --pairs FILE --languages sw-en`, by a recipe that suits
+the number of pairs; chapter 26 tells of it.
+
 A run writes to `runs/NAME`, or to NAME in the folder that SERIES_RUNS names, and never over a model
 that is there, unless `--overwrite` says so. Under torchrun it uses
 several GPUs, or several machines, which must all see that folder to resume. On two machines with
@@ -10,8 +13,8 @@ four GPUs each, the first at the address 10.0.0.1, with NUMBER 0 on it and 1 on 
 """
 
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,26 +22,41 @@ from scripts import runs_folder
 from scripts.book.command import Command
 from scripts.book.domains import folder_name
 from scripts.core.checkpoints import newest_state, saved_states
+from scripts.core.models import load_model
+from scripts.core.recipes import recipe_for, tuning_recipe
 from scripts.core.settings import PRESETS, TrainConfig, plain_config
 from scripts.core.signals import Stopped
+from scripts.corpora.load import BUILT_IN
+from scripts.corpora.pairs import OwnPairs, Pair, PairOptions, is_corpus, load_pairs, own_pairs
 from scripts.fast.run import run
+
+# What fine-tuning takes over from its model.
+KEPT = ("layers", "d_model", "d_ff", "heads", "vocab", "norm_first", "tie", "embedding_init")
+KEPT += ("dropout", "smoothing", "languages", "beam", "alpha")
 
 
 def report(record: dict[str, Any]) -> str:
     """What a run came to: BLEU on each test split and a few translations, for the terminal."""
     tests = record["test"].items()
     lines = [f"{split}: BLEU {test['bleu']:.1f}  ({test['signature']})" for split, test in tests]
+    if "tuned" in record:
+        lines += [
+            "",
+            f"{'before':>8}{'after':>8}  BLEU of the model that it began with, and its own",
+        ]
+        score = "{before:8.1f}{after:8.1f}  {corpus}, {split}"
+        lines += [score.format(**row) for row in record["tuned"]]
     for sample in record["samples"][:5]:
         lines += ["", *(f"  {name:<11}  {text}" for name, text in sample.items())]
     return "\n".join(lines)
 
 
 @dataclass
-class TrainOptions(TrainConfig):
+class TrainOptions(PairOptions, TrainConfig):
     """The options of the command: those of a run, the preset they start from, and what goes on."""
 
-    preset: Literal[*PRESETS] = "small"
-    """What the other options default to."""
+    preset: Literal["auto", *PRESETS] = "auto"
+    """What the other options default to; auto: small, and for your own pairs by their number."""
     resume: bool = False
     """Go on where runs/NAME stopped, on this machine or another."""
     overwrite: bool = False
@@ -46,8 +64,11 @@ class TrainOptions(TrainConfig):
     publish: str | None = None
     """Also save the model as models/PUBLISH and the record as results/PUBLISH.json."""
     from_: str | None = None
-    """A finished run's folder: go on from its end to more --epochs, as a run of its own (by default
-    NAME-EPOCHS) with that run's settings. From there on the learning rate is the longer run's."""
+    """With your own pairs: a model's folder, whose weights, pieces and sizes to begin with (fine-
+    tuning). Else a finished run's: go on from its end to more --epochs, as a run of its own (by
+    default NAME-EPOCHS) with its settings; from there on the learning rate is the longer run's."""
+    own: OwnPairs | None = field(default=None, init=False, repr=False)
+    fewer: bool = field(default=False, init=False)  # pieces than the recipe asks for will do
 
     def __post_init__(self):
         super().__post_init__()
@@ -61,32 +82,72 @@ class TrainCommand(Command):
     """The defaults of the other options are a preset's, or those of the run that is lengthened."""
 
     def parse(self, argv: Sequence[str]) -> TrainOptions:
-        """The command line as options. Raises ValueError for what makes no sense."""
-        first = self.values(argv)
-        defaults = asdict(PRESETS[first["preset"]])
-        if first["from_"] is None:
-            corpus = self.values(argv, defaults)["corpus"]
-            if corpus == "sample" != defaults["corpus"]:  # it has too few words for the rest
-                defaults["vocab"] = PRESETS["sample"].vocab
-            return super().parse(argv, defaults)
+        """The command line as options, your own pairs read. Raises ValueError for a mistake."""
+        first = self.values(argv, dict.fromkeys(("corpus", "vocab", "name")))  # None: isn't asked
+        files = PairOptions(**{part.name: first[part.name] for part in fields(PairOptions)}).files
+        if not files and first["from_"]:
+            return super().parse(argv, self.lengthened(argv, first))
+        if files and first["corpus"]:
+            raise ValueError("either your own pairs or --corpus, not both")
+        own = own_pairs(files) if files else None
+        name = first["name"] or (files and Path(files["pairs"][0]).name.partition(".")[0])
+        if own:
+            defaults = fitting(first, own.splits["train"])
+            defaults |= {"corpus": nearby(runs_folder() / name / "pairs"), "name": name}
+        elif first["corpus"] and first["corpus"] not in BUILT_IN and is_corpus(first["corpus"]):
+            defaults = fitting(first, load_pairs(first["corpus"])["train"])
+            defaults["name"] = Path(first["corpus"]).resolve().name
+        else:
+            defaults = fitting(first)
+        options = super().parse(argv, defaults)
+        options.own, options.fewer = own, first["vocab"] is None
+        return options
+
+    def lengthened(self, argv: Sequence[str], first: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of the run that --from names. Raises ValueError if there is none."""
+        defaults = asdict(PRESETS["small"])
         defaults["name"] = f"{Path(first['from_']).resolve().name}-{first['epochs']}"
-        own = runs_folder() / self.values(argv, defaults)["name"]
+        own = runs_folder() / (first["name"] or defaults["name"])
         origin = own if first["resume"] and saved_states(own) else Path(first["from_"])
         if not saved_states(origin):
-            raise ValueError(f"{origin} holds no run: give --from the folder of a finished one")
+            remedy = "give --from the folder of a finished one, or --pairs to fine-tune a model"
+            raise ValueError(f"{origin} holds no run: {remedy}")
         settings = newest_state(origin).meta["asked"]
         asked = {name: value for name, value in settings.items() if name in defaults}
-        return super().parse(argv, defaults | asked | {"name": defaults["name"]})
+        return defaults | asked | {"name": defaults["name"]}
+
+
+def fitting(first: Mapping[str, Any], pairs: Sequence[Pair] = ()) -> dict[str, Any]:
+    """The defaults that the options call for, and their own training `pairs`, if they have any."""
+    if pairs and first["from_"]:
+        config = asdict(load_model(Path(first["from_"])).config)
+        kept = {name: config[name] for name in KEPT}
+        return asdict(PRESETS["small"]) | kept | tuning_recipe(len(pairs))
+    if pairs and first["preset"] == "auto":
+        letters = len({letter for pair in pairs for side in pair for letter in side})
+        return asdict(PRESETS["small"]) | recipe_for(len(pairs), letters)
+    defaults = asdict(PRESETS["small" if first["preset"] == "auto" else first["preset"]])
+    if first["corpus"] == "sample" != defaults["corpus"]:  # it has too few words for the rest
+        defaults["vocab"] = PRESETS["sample"].vocab
+    return defaults
+
+
+def nearby(path: Path) -> str:
+    """`path` from the working directory, where it is below that; else in full."""
+    here = Path.cwd()
+    path = path.absolute()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def train(options: TrainOptions) -> int:
     """Train as asked, print BLEU and translations; return 0, or 128 + signal if stopped."""
     # A resumed run equals one that was never interrupted: it has that one's command.
     given = [option for option in sys.argv[1:] if option not in ("--resume", "--overwrite")]
-    lengthen = Path(options.from_) if options.from_ else None
+    origin = Path(options.from_) if options.from_ else None
+    lengthen, tune = (None, origin) if options.own else (origin, None)
     ways = options.resume, given, options.overwrite, lengthen, options.publish
     try:
-        record = run(plain_config(options), *ways)
+        record = run(plain_config(options), *ways, options.own, tune, options.fewer)
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 128 + stopped.number

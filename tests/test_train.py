@@ -72,7 +72,7 @@ MISTAKES = {
 def test_a_mistake_gets_one_line_and_exit_code_2(words, data, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
     if "--vocab" not in MISTAKES[words]:
-        monkeypatch.setattr(fast_run, "prepare", lambda config: data)
+        monkeypatch.setattr(fast_run, "prepare", lambda *given: data)
     (tmp_path / "taken").touch()
     assert train.main(["--preset", "sample", *MISTAKES[words]]) == 2
     error = capsys.readouterr().err
@@ -86,7 +86,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2(words, data, capsys, monkeypatc
 def in_runs(data):
     """Has the command make this file's run, in a folder of runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fast_run, "prepare", lambda config: data)
+        patch.setattr(fast_run, "prepare", lambda *given: data)
         patch.setitem(PRESETS, "sample", ONE)
         patch.setattr(sys, "argv", ["train"])
         yield lambda runs: patch.setenv("SERIES_RUNS", str(runs))

@@ -168,7 +168,7 @@ from scripts.core.training import Training
 from scripts.fast import run
 
 pause, step, data = float(sys.argv.pop(1)), Training.step, few_pairs()
-run.prepare, PRESETS["sample"] = lambda config: data, RUN
+run.prepare, PRESETS["sample"] = lambda *given: data, RUN
 
 def slowly(*args):  # so that a signal comes while it works
     time.sleep(pause)

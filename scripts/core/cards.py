@@ -17,6 +17,31 @@ German translations made for research (Elliott et al. 2016). Not in the reposito
 fetches it and checks its SHA-256 (scripts/corpora/multi30k.py). Use it, and this model, for
 research and teaching, under the terms of Flickr30k and its makers."""
 CORPUS_TERMS = {"sample": OWN, "few": OWN, "multi30k": MULTI30K}
+CAPTIONS = """\
+It translates short image captions; it knows nothing else. It repeats the biases of its captions,
+about people's sex and origin among others, and it never says that it doesn't know a word."""
+WHATEVER = """\
+It knows what its pairs show, and nothing else. It repeats their biases, and it never says that it
+doesn't know a word."""
+LANGUAGES = {"de": "German", "en": "English"}
+
+
+def direction_of(config: TrainConfig) -> str:
+    """From which language into which, by name where we have one."""
+    return " to ".join(LANGUAGES.get(code, code) for code in config.languages.split("-"))
+
+
+def terms_of(record: dict[str, Any]) -> str:
+    """What the data are, and under whose terms."""
+    corpus, pairs = record["config"]["corpus"], record.get("pairs")
+    if corpus in CORPUS_TERMS:
+        return CORPUS_TERMS[corpus]
+    if pairs is None:
+        return f"Pairs of its maker, in {corpus}, under their terms."
+    sizes = ", ".join(f"{count:,} {name}" for name, count in pairs["sizes"].items())
+    left_out = f"{pairs['left_out']:,} of {pairs['read']:,} were left out"
+    return f"""Pairs of its maker, under their terms: {sizes}.
+{left_out}; report.json in {corpus} says why."""
 
 
 def sizes_in_words(config: TrainConfig) -> str:
@@ -47,7 +72,12 @@ def whence_in_words(record: dict[str, Any]) -> str:
     """Where a run went on: from another run's end, or on another machine."""
     text = ""
     if origin := record.get("from"):
-        text += f" It went on from the run {origin['run']} after {origin['epochs']} epochs."
+        if "run" in origin:
+            text += f" It went on from the run {origin['run']} after {origin['epochs']} epochs."
+        else:
+            text += f" It began with the weights of {origin['model']}, whose pieces it has."
+            scores = "BLEU on {corpus}, {split}: {before:.1f} before, {after:.1f} after."
+            text += "".join(f" {scores.format(**row)}" for row in record["tuned"])
     for place in record.get("resumed_on", []):
         changes = [f"{name} {then}, then {now}" for name, (then, now) in place["changes"].items()]
         text += f" After step {place['step']:,} it went on elsewhere: {'; '.join(changes)}."
@@ -76,7 +106,7 @@ def model_card(record: dict[str, Any]) -> str:
     by_alpha = f", and alpha by a beam's ({alphas})" if alphas else ""
     recipe = record.get("learned") or recipe_in_words(config, record.get("processes", 1))
     chapter, commit, date = record.get("chapter", 9), record["commit"][:12], record["date"][:10]
-    return f"""# German to English, trained on {config.corpus}
+    return f"""# {direction_of(config)}, trained on {config.corpus}
 
 A Transformer of {record["parameters"]:,} parameters, from chapter {chapter} of *From Attention to
 Translation*. Weights in float16 (safetensors), tied tables once; `config.json` and \
@@ -95,7 +125,7 @@ by greedy BLEU on the validation split ({chosen}){by_alpha}.
 
 ## Data
 
-{CORPUS_TERMS[config.corpus]}
+{terms_of(record)}
 
 ## Recipe
 
@@ -110,8 +140,7 @@ Reproduce it with one command, from the repository's root ({record["device"]},
 
 ## Limits
 
-It translates short image captions; it knows nothing else. It repeats the biases of its captions,
-about people's sex and origin among others, and it never says that it doesn't know a word.
+{CAPTIONS if config.corpus in CORPUS_TERMS else WHATEVER}
 """
 
 

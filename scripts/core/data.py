@@ -6,10 +6,12 @@ same batches as one that was never interrupted.
 
 import bisect
 import random
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import sentencepiece
 import torch
@@ -27,7 +29,8 @@ from scripts.ch07_multi30k import (
 )
 from scripts.core.settings import TrainConfig
 from scripts.core.static import FEW_SHAPES, static_batches, static_lengths
-from scripts.corpora.load import load_corpus
+from scripts.corpora.load import Pairs, load_corpus
+from scripts.corpora.pairs import is_corpus
 
 
 @dataclass
@@ -40,20 +43,38 @@ class TrainingData:
     val: list[Example]
 
 
-def prepare(config: TrainConfig) -> TrainingData:
-    """Read the corpus, learn the BPE on its training split, and encode train and validation.
-
-    Raises ValueError if the corpus can't give that many pieces.
+def learn_pieces(config: TrainConfig, pairs: Pairs, fewer: bool = False) -> BPETokenizer:
+    """BPE of `config.vocab` pieces, learnt on these pairs; if they can't give so many and `fewer`
+    is true, of as many as they can. Raises ValueError otherwise.
     """
-    corpus = load_corpus(config.corpus, config.languages)
-    lines = (line for pair in corpus["train"] for line in pair)
     try:
-        tokenizer = BPETokenizer.train(lines, config.vocab)
+        return BPETokenizer.train((line for pair in pairs for line in pair), config.vocab)
     except RuntimeError as error:  # SentencePiece's own
         why = str(error).rpartition("] ")[2].partition(" Increase")[0]
+        if fewer and (most := re.search(r"<= (\d+)", why)):
+            return learn_pieces(replace(config, vocab=int(most[1])), pairs)
         raise ValueError(f"--vocab {config.vocab} on {config.corpus}: {why}") from error
+
+
+def prepare(
+    config: TrainConfig,
+    corpus: dict[str, Pairs] | None = None,
+    tokenizer: BPETokenizer | None = None,
+    fewer: bool = False,
+) -> TrainingData:
+    """Read the corpus, learn the BPE on its training split, and encode train and validation.
+
+    Corpus and tokenizer are those that are given, if any are. Raises ValueError as `learn_pieces`.
+    """
+    corpus = corpus or load_corpus(config.corpus, config.languages)
+    tokenizer = tokenizer or learn_pieces(config, corpus["train"], fewer)
     train, val = (encode_pairs(corpus[split], tokenizer) for split in ("train", "val"))
     return TrainingData(corpus, tokenizer, train, val)
+
+
+def corpus_beside(folder: Path, config: TrainConfig) -> str:
+    """What the model in `folder` learned from: the pairs beside it, else what its settings name."""
+    return str(folder / "pairs") if is_corpus(folder / "pairs") else config.corpus
 
 
 def epoch_plan(

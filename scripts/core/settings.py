@@ -6,6 +6,7 @@ config.json is one. Nothing here trains.
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -101,6 +102,9 @@ class TrainConfig:
 
     def __post_init__(self):
         check_settings(self)
+        if not re.fullmatch(r"[^-\s]+-[^-\s]+", self.languages):
+            example = "such as sw-en (a script as in zh_Hant-en)"
+            raise ValueError(f"languages must be SOURCE-TARGET, {example}, not {self.languages!r}")
         if self.d_model % self.heads or self.d_model % 2:
             heads = "" if self.heads in (1, 2) else f" and of the number of heads, {self.heads}"
             raise ValueError(f"d_model must be a multiple of 2{heads}, not {self.d_model}")

@@ -6,7 +6,6 @@ One line in is one line out. Text is UTF-8, or UTF-16 or UTF-32 with a mark at i
 import codecs
 import io
 import itertools
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,13 +18,10 @@ from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch06_training import UNK
 from scripts.ch07_multi30k import source_ids
 from scripts.core.models import Trained
+from scripts.corpora.pairs import PACKED_FILE, wide_encoding
 
 GROUP_LINES = 512  # decoded together at most
 LINE_BYTES = 2**16  # read of a line at most: 256 for each token that the model takes
-# How gzip, zip, xz, bzip2 and zstd begin.
-PACKED_FILE = re.compile(rb"\x1f\x8b|PK\x03\x04|\xfd7zXZ\0|BZh\d1AY&SY|\x28\xb5\x2f\xfd")
-MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}  # before those of 16 bits,
-MARKS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # which may begin the same
 
 
 @dataclass(frozen=True)
@@ -34,11 +30,6 @@ class InputLine:
 
     start: bytes
     size: int
-
-
-def wide_encoding(head: bytes) -> str | None:
-    """UTF-16 or UTF-32, if a text that begins with `head` is marked as that."""
-    return next((name for mark, name in MARKS.items() if head.startswith(mark)), None)
 
 
 def utf8_chunks(stream: BinaryIO) -> Iterator[bytes]:

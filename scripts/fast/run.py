@@ -20,17 +20,23 @@ from tqdm import tqdm
 from scripts import runs_folder
 from scripts.book.files import writable
 from scripts.book.records import provenance, save_record, sha256
-from scripts.ch06_training import LabelSmoothing
+from scripts.ch06_training import UNK, LabelSmoothing
 from scripts.ch09_training_run import average_checkpoints, validate
 from scripts.ch12_going_fast import keep_memory
 from scripts.core.cards import publish, refuse_to_publish, write_card
 from scripts.core.checkpoints import load_tensors, load_weights, newest_state, saved_states
-from scripts.core.data import TrainingData, prepare
+from scripts.core.data import TrainingData, corpus_beside, prepare
 from scripts.core.models import Trained, load_model, save_model
 from scripts.core.optimizers import make_optimizer
 from scripts.core.ranks import ALONE, Ranks, join_ranks
 from scripts.core.scores import corpus_bleu, held_out_splits
-from scripts.core.settings import TrainConfig, build_model, multiplies_bf16, pick_device
+from scripts.core.settings import (
+    TrainConfig,
+    build_model,
+    multiplies_bf16,
+    pick_device,
+    stored_config,
+)
 from scripts.core.signals import StopSignal
 from scripts.core.static import FEW_SHAPES, static_lengths
 from scripts.core.steps import KINDS, Step, ask_for_determinism
@@ -41,6 +47,9 @@ from scripts.core.training import (
     start_anew,
 )
 from scripts.core.watching import gpu_row, in_words
+from scripts.corpora.load import load_corpus
+from scripts.corpora.pairs import OwnPairs, is_corpus, load_pairs, save_pairs, saved_report
+from scripts.corpora.report import report_text
 from scripts.fast.losses import LossOf, loss_function_of, resolved
 from scripts.fast.translating import DecodeOptions, fast_translate
 
@@ -75,10 +84,12 @@ def training_of(
     kind: Callable[..., Training] = Training,
     loss_for: Callable[..., LossOf] = loss_function_of,
     lengthen: Path | None = None,
+    tune: Path | None = None,
 ) -> Training:
     """The training that `config` asks for; `loss_for` makes the loss from settings and device.
 
-    It is new, or goes on from the newest state: in `folder`, or in that of a run to `lengthen`.
+    It is new, or goes on from the newest state: in `folder`, or in that of a run to `lengthen`. A
+    new one begins with the weights of the model in `tune`, if that is given.
     """
     torch.manual_seed(config.seed)
     device, asked = pick_device(config.device), config
@@ -98,7 +109,62 @@ def training_of(
     if ranks.world > 1:
         torch.manual_seed(config.seed + ranks.rank)  # equal weights, but different dropout
         join_gradients(take)
-    return kind(config, data, folder, model, optimizer, take, ranks, state or False, asked)
+    training = kind(config, data, folder, model, optimizer, take, ranks, state or False, asked)
+    if tune and not lengthen:
+        begin_with(tune, training, anew=state is None)
+    return training
+
+
+def begin_with(tune: Path, training: Training, anew: bool) -> None:
+    """Give a new training the weights of the model in `tune`, and note whose they are.
+
+    Raises ValueError if the training isn't new, and those it began with were others.
+    """
+    path = tune / "model.safetensors"
+    origin = {"model": tune.resolve().name, "weights_sha256": sha256(path)}
+    if anew:
+        load_weights(training.model, load_tensors(path)[0], path)
+        training.origin = origin
+    elif training.origin != origin:
+        before = training.origin.get("model", "no model")
+        remedy = "resume with the same model, or start again under another --name"
+        raise ValueError(f"{training.folder} began with other weights, of {before}: {remedy}")
+
+
+def forgotten(tune: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """BLEU before and after fine-tuning the model in `tune`: on its own test splits, then on ours.
+
+    If its corpus isn't at hand, a note says so, and only ours are scored.
+    """
+    config = stored_config(record["config"])
+    device = pick_device(config.device)
+    old, new = load_model(tune, device), load_model(runs_folder() / config.name, device)
+    names = {corpus_beside(tune, old.config): old.config, config.corpus: config}
+    rows = []
+    for name, settings in names.items():
+        try:
+            corpus = load_corpus(name, settings.languages)
+        except (OSError, ValueError) as error:
+            print(f"note: what was forgotten isn't known, as its corpus isn't here: {error}")
+            continue
+        for split in held_out_splits(corpus):
+            search = corpus[split], config.beam, config.alpha
+            before, after = (evaluate(trained, *search)["bleu"] for trained in (old, new))
+            rows.append({"corpus": name, "split": split, "before": before, "after": after})
+    return rows
+
+
+def same_pairs(own: OwnPairs, folder: Path) -> OwnPairs:
+    """The splits that a run began with. Raises ValueError if its files held other pairs."""
+    report = saved_report(folder) if is_corpus(folder) else None
+    if report is None:
+        return own
+    names = sorted(report["inputs"].keys() | own.report.inputs.keys())
+    other = [n for n in names if report["inputs"].get(n) != own.report.inputs.get(n)]
+    if other:
+        what = f"{folder.parent} began with other pairs (another {', '.join(other)})"
+        raise ValueError(f"{what}: resume with the same files, or choose another --name")
+    return own._replace(splits=load_pairs(folder))
 
 
 def fit(*given: Any, **named: Any) -> list[dict[str, float]]:
@@ -264,13 +330,18 @@ def run(
     overwrite: bool = False,
     lengthen: Path | None = None,
     published: str | None = None,
+    own: OwnPairs | None = None,
+    tune: Path | None = None,
+    fewer: bool = False,
 ) -> dict[str, Any] | None:
     """Train, test and record one configuration; the record is in runs/NAME and is returned.
 
     `options` are those of `scripts.train` that repeat it. `overwrite` and `lengthen` are as in
-    `trained_to_end`; the model also goes to models/PUBLISHED. Under torchrun every process calls
-    this; only the first writes, prints and returns a record. Raises ValueError if a run or a model
-    is in the way.
+    `trained_to_end`; the model also goes to models/PUBLISHED. Your `own` pairs are the corpus, if
+    they are given, and are written to runs/NAME/pairs; `tune` is the folder of a model to begin
+    with. `fewer` lets the corpus give fewer pieces than were asked for. Under torchrun every
+    process calls this; only the first writes, prints and returns a record. Raises ValueError if a
+    run or a model is in the way.
     """
     device, folder = pick_device(config.device), runs_folder() / config.name
     origin = provenance(command_of(options), device)  # first: names the code that runs
@@ -280,20 +351,33 @@ def run(
         refuse_to_publish(folder, published)
     if not (resume or overwrite):
         refuse_to_replace(folder)
+    if own and resume:
+        own = same_pairs(own, folder / "pairs")
+    base = load_model(tune) if tune else None
     with join_ranks(device) as ranks:
         if device.type == "cpu" and config.step != "textbook":
             keep_memory()
         if not ranks.first:
             ranks.wait()  # the first process downloads, the others find it done
-        data = prepare(config)
+        if own and ranks.first:
+            print(report_text(own.report), end="\n\n", flush=True)
+        data = prepare(config, own and own.splits, base and base.tokenizer, fewer)
+        pieces, config = config.vocab, replace(config, vocab=len(data.tokenizer))
         if ranks.first:
             writable(folder)
             ranks.wait()
             size = f"{len(data.train):,} training pairs, {len(data.tokenizer):,} BPE pieces"
             print(f"{config.corpus}: {size}, on {device}")
+            if config.vocab < pieces:
+                print(f"note: the pairs give no more pieces; the recipe asked for {pieces:,}")
+            if tune and (odd := sum(UNK in (*pair.src, *pair.tgt) for pair in data.train)):
+                print(f"note: {odd:,} training pairs hold letters that {tune} has never met")
+            if own:
+                save_pairs(folder / "pairs", own)
             if config.precision == "bf16" and not multiplies_bf16(device):
                 print(f"note: {device} emulates bf16, many times slower than --precision float32")
-        training = trained_to_end(config, data, folder, resume, ranks, overwrite, lengthen)
+        ways = resume, ranks, overwrite, lengthen
+        training = trained_to_end(config, data, folder, *ways, tune=tune)
     if not ranks.first:
         return None
     config, history = training.config, training.history
@@ -302,6 +386,12 @@ def run(
     chosen = average_if_better(config, data, folder, history)
     record = origin | finish(config, data, folder, history, chosen, processes=ranks.world)
     record |= {name: value for name, value in whence.items() if value}
+    if report := saved_report(Path(config.corpus)):
+        record["pairs"] = {name: report[name] for name in ("read", "sizes", "inputs", "seed")}
+        left_out = sum(note["count"] for note in report["notes"] if note["left_out"])
+        record["pairs"]["left_out"] = left_out
+    if tune:
+        record["tuned"] = forgotten(tune, record)
     save_record("record", record, folder)
     write_card(folder, record)
     if published:  # something else may have come there meanwhile: it stays

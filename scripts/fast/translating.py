@@ -121,12 +121,17 @@ class ModelOptions(DecodeOptions):
     """auto, cpu, cuda, cuda:1, …"""
 
 
+def model_folder(options: ModelOptions) -> Path:
+    """The folder of the model that the options name."""
+    return Path(options.model) if options.model else DEFAULT_MODEL
+
+
 def open_model(options: ModelOptions) -> Trained:
     """The model that the options name. Raises ValueError or FileNotFoundError if it is unfit."""
     keep_memory()
     device = pick_device(options.device)
     options.precision_on(device)  # an unfit one is refused now, not after the first line
-    return load_model(Path(options.model) if options.model else DEFAULT_MODEL, device)
+    return load_model(model_folder(options), device)
 
 
 CELLS_READ = 2**14  # source positions of a batch, padding included: enough to keep a core busy

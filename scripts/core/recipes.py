@@ -1,0 +1,48 @@
+"""A recipe for your own pairs, chosen by how many there are, and one for fine-tuning a model."""
+
+from typing import Any
+
+from scripts.core.settings import NARROW
+
+# The fewest pairs a recipe is for, its settings, and why. A first guess, to be measured.
+RECIPES: list[tuple[int, dict[str, Any], str]] = [
+    (
+        0,
+        NARROW | {"vocab": 1000, "dropout": 0.3, "epochs": 60, "max_tokens": 1024, "warmup": 200},
+        "few pairs: a narrow model, much dropout, many passes",
+    ),
+    (
+        2000,
+        NARROW | {"vocab": 2000, "dropout": 0.3, "epochs": 40, "max_tokens": 1024, "warmup": 200},
+        "some thousand pairs: a narrow model, more pieces",
+    ),
+    (
+        6000,
+        {"vocab": 4000, "dropout": 0.2, "epochs": 25, "max_tokens": 1024, "warmup": 400},
+        "ten thousand pairs feed the wider model",
+    ),
+    (20000, {}, "the preset small, as on Multi30k"),
+]
+# Fine-tuning: about a tenth of the peak rate that the model was trained with, and a short warm-up.
+TUNING = {"lr": 2e-4, "warmup": 20, "schedule": "cosine", "average": 0, "max_tokens": 1024}
+TUNING |= {"optimizer": "adam", "accumulate": 1}
+
+
+def recipe_for(pairs: int, letters: int = 0) -> dict[str, Any]:
+    """The settings for so many training pairs, where they aren't the preset small's.
+
+    Each of the `letters` that occur is a piece: scripts with thousands of them get more pieces.
+    """
+    settings = next(recipe for fewest, recipe, _ in reversed(RECIPES) if pairs >= fewest)
+    vocab = settings.get("vocab", 8192)
+    return settings | {"vocab": max(vocab, letters + vocab // 2)}
+
+
+def reason_for(pairs: int) -> str:
+    """Why `recipe_for` chooses as it does, in words."""
+    return next(reason for fewest, _, reason in reversed(RECIPES) if pairs >= fewest)
+
+
+def tuning_recipe(pairs: int) -> dict[str, Any]:
+    """The settings for fine-tuning on so many training pairs: some hundred gentle steps."""
+    return TUNING | {"epochs": min(20, max(3, 20_000 // max(pairs, 1)))}
