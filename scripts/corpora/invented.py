@@ -2,16 +2,20 @@
 
 `Aleni goralka gura velis rolal.`: The girl carried an apple to the big horse. The verb is last and
 an adjective follows its noun; a noun's endings say how many there are, and who does what to whom.
-Negation, and objects that come first, are made only on demand.
+Negation, and objects that come first, are made only on demand. Its code is qru: ISO 639 keeps qaa
+to qtz for what has no other.
 """
 
 import random
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
+
+from scripts.book.command import Command
+from scripts.book.files import write_whole
 
 Pair = tuple[str, str]
 Construction = Literal["plain", "negation", "object first"]
-
-CODE = "qru"  # ISO 639 keeps qaa to qtz for languages that have no code
 
 # Nouns: Ruvel, English, and the English plural unless it is made with -s.
 BEINGS = "selu woman women, torak man men, mine child children, aleni girl, ruvad teacher"
@@ -138,5 +142,29 @@ def ruvel_pairs(
     return list(pairs)
 
 
-if __name__ == "__main__":  # as a file: python -m scripts.corpora.invented > ruvel.tsv
-    print(*map("\t".join, ruvel_pairs()), sep="\n")
+@dataclass
+class InventedOptions:
+    """Which pairs are written, and where."""
+
+    save: str = "ruvel.tsv"
+    """The file: a sentence, a tab and its English on each line."""
+    sentences: int = 2000
+    """How many."""
+    seed: int = 1
+    """Decides which ones are drawn."""
+    construction: Construction = "plain"
+    """What each of them has."""
+
+
+def write_pairs(options: InventedOptions) -> None:
+    """Write sentences of Ruvel and their English into a file."""
+    pairs = ruvel_pairs(options.sentences, options.seed, options.construction)
+    lines = ("\t".join(pair) + "\n" for pair in pairs)
+    write_whole(Path(options.save), "".join(lines).encode())
+    print(f"wrote {options.save}: {len(pairs):,} pairs")
+
+
+main = Command("scripts.corpora.invented", InventedOptions, write_pairs)
+
+if __name__ == "__main__":
+    raise SystemExit(main())
