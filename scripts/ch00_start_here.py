@@ -346,6 +346,7 @@ wear.loc[["none", "2 trägt", "4 thing", "2 and 4"]]
 # | [24 · Experts](ch24_experts.ipynb) | many feed-forward layers; a token visits few |
 # | **VI · All of it** | |
 # | [25 · All of it on one page](ch25_one_page.ipynb) | the whole translator again, in one evening |
+# | [26 · Your own pair](ch26_your_own_pair.ipynb) | two columns of sentences become a translator |
 #
 # ## Your machine
 #

@@ -22,7 +22,7 @@
 # |---|---|
 # | In the paper | all of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), and what became usual since |
 # | Time | 30 minutes to read, 75 with the code; a minute or two to run on a CPU |
-# | Before | [Chapter 24 · Experts](ch24_experts.ipynb), or none of them; this is the last chapter |
+# | Before, after | [Chapter 24 · Experts](ch24_experts.ipynb), or none of them · [Chapter 26 · Your own pair](ch26_your_own_pair.ipynb) |
 #
 # *If you read only three cells:* `MultiHeadAttention`, `Transformer`, `train`.
 #
@@ -634,10 +634,4 @@ assert settings is FULL or needs["weight"].idxmax() != needs["changes"].idxmax()
 #
 # </details>
 #
-# ## Goodbye
-#
-# Whoever came here chapter by chapter began with a dot product. Now you can build a Transformer from nothing but tensors, train it, resume it, and find out where its time goes. You can say with an interval how good it is, silence a head and know what that doesn't prove, and tell a law from a line through five points. And you can open the code of a model that was published this morning, and recognise its parts.
-#
-# What is left is to make something of your own. Take another pair of languages, another part from chapter 22, a question that nobody has asked. Measure it, allow for chance, and say what you found, however small.
-#
-# Thank you for reading. [Chapter 0](ch00_start_here.ipynb) is a good place to see how far you have come.
+# Next: [Chapter 26 · Your own pair](ch26_your_own_pair.ipynb)

@@ -1,13 +1,14 @@
-"""Drawings of chapters 6, 9 and 25: losses, and recorded trainings."""
+"""Drawings of chapters 6, 9, 25 and 26: losses, and recorded trainings."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from scripts import Late
 from scripts.book.charts import lines, long, rounded, titled
-from scripts.book.look import GREY, PALETTE, bar_axis
+from scripts.book.look import GREY, LOG, PALETTE, bar_axis
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -85,3 +86,60 @@ def fall_chart(rows: Sequence[Mapping[str, float]], end: int) -> alt.VConcatChar
         x = alt.X("step:Q", title=last if name == "bleu" else None).scale(nice=False)
         drawn.append(alt.layer(curve.encode(x, y), mark.encode(x="step:Q")))
     return alt.vconcat(*drawn)
+
+
+RECIPES_OF_SIZES = ("by size", "one for all")
+
+
+def size_frame(record: Mapping[str, Any], wholes: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Test BLEU of the runs that count, with the columns recipe, pairs, seed and bleu.
+
+    `wholes` are the records of all pairs with the preset `small`, which is there the choice, too.
+    """
+    split = "test_2016_flickr"
+    rows = [
+        {"recipe": run["row"], "bleu": run["scores"][split]["bleu"]} | run
+        for run in record["runs"]
+        if run["row"] in RECIPES_OF_SIZES
+    ]
+    rows += [
+        {"recipe": recipe, "pairs": 29_000, "bleu": whole["test"][split]["bleu"]} | whole["config"]
+        for recipe in RECIPES_OF_SIZES
+        for whole in wholes
+    ]
+    return pd.DataFrame(rows)[["recipe", "pairs", "seed", "bleu"]]
+
+
+def size_gains(frame: pd.DataFrame) -> pd.DataFrame:
+    """For each number of pairs: what the recipe by size gains on average, and the seeds' spread.
+
+    `spread` is the larger range of the two recipes' runs, in BLEU; the frame is `size_frame`'s.
+    """
+    runs = frame.groupby(["pairs", "recipe"])["bleu"]
+    means, ranges = runs.mean().unstack(), (runs.max() - runs.min()).unstack()
+    gain = means["by size"] - means["one for all"]
+    return pd.DataFrame({"gain": gain, "spread": ranges.max(axis=1)}).dropna()
+
+
+def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
+    """Test BLEU by number of pairs, for a recipe by size and one for all; `size_frame`'s frame.
+
+    Raises ValueError if the gain with the fewest pairs isn't larger than the seeds' spread.
+    """
+    gains = size_gains(frame)
+    least, sizes = gains.iloc[0], sorted(frame["pairs"].unique().tolist())
+    if least["gain"] <= least["spread"]:
+        raise ValueError(f"the gain, {least['gain']:.1f} BLEU, isn't larger than the spread")
+    x = alt.X("pairs:Q", title="training pairs (log scale)").axis(values=sizes, format=",")
+    x = x.scale(domain=[0.85 * sizes[0], 1.15 * sizes[-1]], **LOG)
+    y = alt.Y("bleu:Q", title="BLEU on test_2016_flickr").scale(zero=True)
+    color = alt.Color("recipe:N", sort=RECIPES_OF_SIZES, title="recipe")
+    base = alt.Chart(rounded(frame)).encode(x, y, color)
+    means = base.transform_aggregate(bleu="mean(bleu)", groupby=["recipe", "pairs"])
+    dots = base.mark_circle(size=50, opacity=0.75)
+    return titled(
+        alt.layer(means.mark_line(opacity=0.6), dots).properties(width=440, height=270),
+        f"With {sizes[0]:,} pairs a recipe by size gains {least['gain']:.0f} BLEU",
+        "Each point is a run with its own draw of the pairs; lines join the means. One for all is "
+        "the preset small, which is the choice by size for all 29,000 pairs.",
+    )

@@ -1,0 +1,520 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags,-all
+#     notebook_metadata_filter: kernelspec,jupytext,-jupytext.text_representation.jupytext_version
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Chapter 26 · Your own pair
+#
+# After this chapter you can turn a file of sentence pairs into a translator with a score and a page, find out what it can't do, and cure that with a few sentences more.
+#
+# | | |
+# |---|---|
+# | In the paper | nothing: [Attention Is All You Need](https://arxiv.org/abs/1706.03762) had 4.5 million pairs, and nobody had to look at them |
+# | Time | 20 minutes to read, 45 with the code; a minute or two to run on a CPU |
+# | Before | [Chapter 25 · All of it on one page](ch25_one_page.ipynb); this is the last chapter |
+#
+# *If you read only three cells:* the report of *Look before you train*, the chart of *Fifty sentences*, the case.
+
+# %% tags=["bootstrap"]
+import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
+
+sys.path[:0] = [f"{sys.path[0]}/..", home := "from-attention-to-translation", f"{home}.zip", ".."]
+if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for place in sys.path)])):
+    sys.exit(f"Put {home}.zip, which `make colab` writes, beside this notebook.")
+home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
+
+# %%
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pandas as pd
+
+from scripts.book.charts import titled
+from scripts.book.exercises import check
+from scripts.book.figures.own_pair import alignment, tuning_chart
+from scripts.book.records import load_record
+from scripts.ch09_training_run import Run
+from scripts.core.data import TrainingData, prepare, with_pairs
+from scripts.core.models import Trained
+from scripts.core.recipes import reason_for, recipe_for
+from scripts.core.scores import corpus_bleu
+from scripts.core.settings import TrainConfig
+from scripts.corpora.invented import Pair, ruvel_pairs
+from scripts.corpora.pairs import own_pairs
+from scripts.corpora.report import report_text
+from scripts.fast.translating import fast_translate
+
+# %% [markdown]
+# ## Three commands
+#
+# ```bash
+# python -m scripts.corpora.inspect --pairs ruvel.tsv                 # what is in the file
+# python -m scripts.train --pairs ruvel.tsv --languages qru-en        # runs/ruvel: model, score, card
+# make living MODEL=runs/ruvel                                        # a page that translates
+# ```
+#
+# `ruvel.tsv` has a source, a tab and a target on each line. Two files, line by line, do as well: `--source a.txt --target b.txt`. Any languages will do, in any script; `qru-en` are their codes, or names. The chapter walks this road by hand, with a language for which `python -m scripts.corpora.invented` makes the file.
+#
+# ## A language that nobody speaks
+#
+# > **In short.** Ruvel has another word order than English, and endings where English has places.
+#
+# We invented it, so that no one's mother tongue helps, and so that we know every rule.
+#
+# | | |
+# |---|---|
+# | order | who, where, to whom, what, and last the verb |
+# | an adjective | follows its noun: `havo gura`, the big dog |
+# | a noun's `-ra`, `-re` | several: `havora`, the dogs |
+# | then `-ta`, `-te` | a *known* object: `havota`, the dog; without it, a dog |
+# | or `-ka`, `-ke` | the receiver: `havoka`, to the dog |
+# | a verb's `-an`, `-en`; `-al`, `-el` | present; past: `makan`, sees; `makal`, saw |
+# | a or e | as the word's last vowel: a after a, o, u; e after e, i |
+# | `sil`, `mur`, `tena` | in, behind, near, *after* the noun: `hamur sil`, in the house |
+#
+# **Predict.** `aleni` girl, `goral` horse, `velis` apple, `bir-` bring. What is *Aleni goralka gura velisre birel*? The lines show which word became which.
+
+# %%
+pairs = ruvel_pairs()
+assert len(set(pairs)) == 2000
+example = ("aleni goral-ka gura velis-re bir-el", "the girl brought apples to the big horse")
+titled(
+    alignment(
+        *(text.split() for text in example), [(0, 1), (1, 7), (1, 4), (2, 6), (3, 3), (4, 2)]
+    ),
+    "The verb leaves the end, the adjective turns round, an ending becomes a word",
+    "-ka becomes “to”; “the” has no word of its own in Ruvel.",
+)
+
+# %% [markdown]
+# *The girl brought apples to the big horse.* Nothing marks the apples as known, so they aren't *the* apples.
+#
+# ## Look before you train
+#
+# > **In short.** Files are made by people. A report names each oddity; nothing is dropped in silence.
+#
+# We spoil the file with eight lines, each with a slip that we have seen in real corpora.
+#
+# **Predict.** Four of the eight have to go, and four can stay. Which?
+
+# %%
+slips = {
+    100: "Havo dalun sil numan.",
+    200: "The dog sleeps.\tThe dog sleeps.",
+    300: "\t".join(pairs[0]),
+    400: "Torak gofan.\tThe man waits. He has waited since noon, he is cold, and there is no bus.",
+    500: "Selu ha\u200bvota makan.\tThe woman sees the dog.",  # a space of no width
+    600: "The children followed the old horse.\tMinere goralta noma kesel.",
+    700: "Lirel kelal.\tThe singer sang â€œlaâ€\u009d.",
+    800: "Simek noma numan.\tThe old cat sleeps.\tchecked by K.",
+}
+lines = ["\t".join(pair) for pair in pairs]
+for number, slip in slips.items():
+    lines.insert(number - 1, slip)
+with TemporaryDirectory() as folder:
+    path = Path(folder, "ruvel.tsv")
+    path.write_text("\n".join(lines), "utf-8")
+    own = own_pairs({"pairs": [path]})
+print(report_text(own.report))
+
+# %% [markdown]
+# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation five times as long is probably none. The other four could be mended or are only suspects: line 600 has its columns swapped. The report says so and keeps it, since a machine that guesses wrongly must not delete your work. We mend the file: from here on it is the 2,000 pairs.
+#
+# ## What may be held out
+#
+# > **In short.** A test sentence with a twin in training asks what the model remembers.
+#
+# Collected pairs come in near-copies: with an exclamation mark, in small letters, with another number. **Your turn.** Write what is the same in all of them. (`\w` is a letter, a digit or `_`.)
+
+
+# %% tags=["yours"]
+def fingerprint(text: str) -> tuple[str, ...]:
+    """The words of a text, sorted, in small letters, without punctuation, digits and "_"."""
+    return tuple(sorted(re.findall(r"[^\W\d_]+", text.lower())))
+
+
+# %%
+assert fingerprint("Havo 2 simekra makan!") == fingerprint("havo  simekra, makan.")
+assert fingerprint("Älä näe: 7") == ("näe", "älä") and fingerprint("x_y") == ("x", "y")
+assert fingerprint("a a b") != fingerprint("a b")
+
+# %% [markdown]
+# **Your turn.** Split so that no fingerprint of a source is on both sides.
+
+
+# %% tags=["yours"]
+def honest_split(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """Training pairs and held-out ones, in their order.
+
+    A `share` of the sources' different fingerprints is drawn by `seed`; all their pairs are held out.
+    """
+    prints = sorted({fingerprint(source) for source, _ in pairs})
+    drawn = set(random.Random(seed).sample(prints, round(share * len(prints))))
+    parts = ([], [])
+    for pair in pairs:
+        parts[fingerprint(pair[0]) in drawn].append(pair)
+    return parts
+
+
+# %%
+toy = [(f"{word}{mark}", "x") for word in "abcdefghij" for mark in ("", "!", " 2")]
+train_part, held_out = honest_split(toy, 0.2, seed=1)
+assert len(train_part) == 24 and len(held_out) == 6 and set(train_part + held_out) == set(toy)
+assert train_part == [pair for pair in toy if pair not in held_out], "keep the order"
+assert not {s[0] for s, _ in train_part} & {s[0] for s, _ in held_out}, "a twin on the other side"
+assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
+
+# %% [markdown]
+# `scripts.train` does this to your pairs, on both sides, and finds more: sentences that share 80% of their word triples.
+#
+# ## Choose, train, judge
+#
+# > **In short.** Few pairs want a small model, few pieces, much dropout and many passes.
+#
+# Without other options `scripts.train` takes the settings from the number of pairs. Each can be overridden.
+
+# %%
+count = len(own.splits["train"])
+print(f"for our {count:,} pairs:", reason_for(count))
+recipes = {count: asdict(TrainConfig(**recipe_for(count))) for count in (1000, 3000, 10000, 29000)}
+pd.DataFrame(recipes).T[["layers", "d_model", "vocab", "dropout", "epochs"]]
+
+# %% [markdown]
+# Those recipes were chosen for captions. Ruvel is simpler: this smaller model learns it in half a minute. The loop is that of [chapter 9](ch09_training_run.ipynb), without its files.
+
+# %%
+LEARNER = TrainConfig(
+    **{"layers": 2, "d_model": 64, "d_ff": 128, "heads": 4, "vocab": 500, "dropout": 0.1},
+    **{"epochs": 30, "max_tokens": 512, "lr": 5e-3, "warmup": 100, "languages": "qru-en"},
+    **{"device": "cpu", "precision": "float32"},
+)
+
+
+def fitted(config: TrainConfig, data: TrainingData, start: Trained | None = None) -> Trained:
+    """Train on `data` as `config` says, from new weights or from those of `start`."""
+    run = Run(config, data)
+    if start:
+        run.model.load_state_dict(start.model.state_dict())
+    for run.epoch in range(1, config.epochs + 1):
+        run.done = 0
+        run.train_epoch()
+    run.model.eval()
+    return run.trained
+
+
+def translations(trained: Trained, pairs: Sequence[Pair]) -> list[str]:
+    """The greedy translations of the pairs' sources."""
+    return fast_translate(trained, [source for source, _ in pairs])
+
+
+def exact(trained: Trained, pairs: Sequence[Pair]) -> float:
+    """The share of pairs that are translated exactly as the reference."""
+    outputs = translations(trained, pairs)
+    return sum(out == ref for out, (_, ref) in zip(outputs, pairs, strict=True)) / len(pairs)
+
+
+def greedy_bleu(trained: Trained, pairs: Sequence[Pair]) -> float:
+    """BLEU of the greedy translations."""
+    return corpus_bleu(translations(trained, pairs), [ref for _, ref in pairs]).score
+
+
+def roughly(share: float) -> str:
+    """A share so roughly that every seed and every machine says the same."""
+    return "none or few" if share < 1 / 3 else "nearly all" if share > 0.9 else "many"
+
+
+# %% [markdown]
+# In a real language many translations of a sentence are right, so we count n-grams (chapter 10). In Ruvel only one is: we can also ask how many come out exactly so. **Predict.** 2,000 pairs, less those held out: how many new sentences will be exactly right?
+
+
+# %%
+def ruvel_corpus() -> dict[str, list[Pair]]:
+    """The 2,000 pairs: 1,700 to learn from, 100 for validation, 200 for the test."""
+    pairs = ruvel_pairs()
+    return {"train": pairs[:1700], "val": pairs[1700:1800], "test": pairs[1800:]}
+
+
+# %%
+data = prepare(LEARNER, ruvel_corpus())
+model = fitted(LEARNER, data)
+old = data.corpus["test"]
+assert greedy_bleu(model, old) > 96
+print("exactly right:", roughly(exact(model, old)))
+
+# %% [markdown]
+# Nearly all, and BLEU is above 96. With eight seeds, 97.0 to 98.5% are right ([record](../results/ruvel.json)). That would be a reason to stop looking.
+#
+# ## Where it fails
+#
+# > **In short.** A test set that looks like the training set asks only what was taught. Ask something else.
+#
+# Our grammar has two constructions that none of the 2,000 pairs has, of words that all occur in them:
+#
+# - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
+# - **The object first.** *Tivente havo limen*: the ending says who is heard, so it's the dog who hears the bird.
+#
+# **Predict.** What will the model make of `nok`, a word that it has never seen? And whom will it believe in the second sentence: the endings, or the places?
+
+# %%
+new = ruvel_pairs(250, construction="negation")
+fifty, negated = new[:50], new[50:]
+object_first = ruvel_pairs(200, construction="object first")
+for name, asked in {"negated": negated, "object first": object_first}.items():
+    print(f"{name}, exactly right:", roughly(exact(model, asked)))
+record = load_record("ruvel")
+pd.set_option("display.max_colwidth", None)
+pd.DataFrame(record["outputs"]["before fine-tuning"][:4])  # of a recorded run
+
+# %% [markdown]
+# *None*, and two of a hundred. Not one output of eight seeds holds a *not*. The sentences are fluent and say the opposite: a score of fluency would praise them, and the model has no word for “I don't know this word”.
+#
+# In the second construction the model believes the places. In all that it learned, the first noun is who acts, and the endings agree; nothing told it which of the two to trust. It does read them: they decide between *a* and *the*. A thing can't wash anybody, so a basket that comes first becomes some being (“The dog washed …”).
+#
+# Is `nok` misread, or not read at all? **Instrument.** Delete it from the sources, and compare what comes out.
+
+
+# %%
+def says_not(outputs: Sequence[str]) -> float:
+    """The share of English outputs with a negation."""
+    return sum(" not " in output for output in outputs) / len(outputs)
+
+
+assert says_not(translations(model, negated)) == 0
+unread = pd.Series([run["same_without_nok"] for run in record["runs"]], name="the same without nok")
+unread.describe()[["min", "50%", "max"]].map("{:.0%}".format).to_frame()
+
+# %% [markdown]
+# With most seeds, in three outputs of four, `nok` isn't read at all. Elsewhere it is a noise that changes some other word: *sang* becomes *sleeps*.
+#
+# ## Fifty sentences
+#
+# > **In short.** Training goes on, from the model that we have, on sentences that show what it lacks. What does it forget?
+#
+# *Fine-tuning* begins with a model's weights, at a lower rate. Three runs, each of 260 steps at the same rates:
+#
+# - *fifty negations* alone,
+# - *fifty others*: the control, as new and as few, but without a negation,
+# - *mixed*: the same fifty negations ten times, among the 1,700 pairs that the model knows.
+#
+# **Predict.** Which of the three negate afterwards? Which still translate the old test set? A 200-sentence test set without a single negation can tell more than its BLEU: how many of its outputs say *not*?
+
+
+# %%
+def tunings(data: TrainingData, fifty: Sequence[Pair]) -> dict[str, tuple[list[Pair], int]]:
+    """The pairs of each fine-tuning, and how often it goes through them in 260 steps."""
+    return {
+        "fifty negations": (list(fifty), 130),
+        "fifty others": (ruvel_pairs(2050)[2000:], 130),
+        "mixed": (data.corpus["train"] + 10 * list(fifty), 5),
+    }
+
+
+def tuned(model: Trained, data: TrainingData, pairs: list[Pair], epochs: int) -> Trained:
+    """The model after `epochs` more through `pairs`, at a lower rate."""
+    config = replace(model.config, lr=2e-3, warmup=10, epochs=epochs)
+    return fitted(config, with_pairs(data, pairs), model)
+
+
+# %%
+rows = {}
+for name, (sentences, epochs) in tunings(data, fifty).items():
+    after = tuned(model, data, sentences, epochs)
+    shares = {"old, exact": exact(after, old), "negated, exact": exact(after, negated)}
+    shares |= {"old, says not": says_not(translations(after, old))}
+    shares |= {"negated, says not": says_not(translations(after, negated))}
+    rows[name] = shares
+table = pd.DataFrame(rows).T
+alone, others, mixed = table.to_dict("records")
+assert alone["old, exact"] + 0.1 < others["old, exact"] < mixed["old, exact"] - 0.3
+assert min(alone["negated, exact"], mixed["negated, exact"]) > 0.3 and others["negated, exact"] == 0
+assert alone["old, says not"] > 0.15 and mixed["old, says not"] < 0.05
+table.drop(columns="old, says not").map(roughly)
+
+# %% [markdown]
+# The same with eight seeds:
+
+# %%
+titled(
+    tuning_chart(record["runs"]),
+    "Only among old sentences do fifty negations teach without a loss",
+    "Each point is one of eight seeds. The model that we began with is at the lower right.",
+)
+
+# %% [markdown]
+# The cure works: after it, 98% or more of the negated sentences' outputs say *not*. But alone, the fifty teach more than that. Who sees nothing but negations learns that English negates: of the outputs for *old* sentences 35 to 83% now say *not*, and 4 to 29% are right. Is that the price of any fifty sentences? The control says: half of it. Fifty others cost half of the old test set, since the model soon knows them by heart and little else; but none of its outputs says *not*. Mixed, the cure costs nothing: of the old sentences 96.5 to 98.5% are right, as before.
+
+# %%
+outputs = record["outputs"]
+pd.DataFrame(
+    {
+        shown["source"]: {name: rows[i]["output"] for name, rows in outputs.items()}
+        for i, shown in enumerate(outputs["mixed"])
+        if i in (0, 1, 5)
+    }
+)
+
+# %% [markdown]
+# The cure isn't perfect: of the mixed model's negations 41 to 59% are exactly right. The table shows the commonest mistake, *does* for *did*. Fifty sentences show *not* fifty times, but each of the 20 verbs two or three times, in one form of four.
+#
+# On the command line, append the fifty to the file and go on from the model; the report has BLEU before and after, on both test sets:
+#
+# ```bash
+# python -m scripts.corpora.invented --construction negation --sentences 50 --save negations.tsv
+# cat ruvel.tsv negations.tsv > both.tsv
+# python -m scripts.train --pairs both.tsv --from runs/ruvel --name ruvel-2
+# ```
+#
+# ## Case · A score above 90
+#
+# **Symptom.** A corpus of 900 pairs, split at random. The model has over 90 BLEU on its test set, and users complain: on their sentences we measure 64.
+#
+# **Suspects.** The users' sentences are *longer or of another kind*. *Overfitting*: the model was trained too long. *Twins*: the test set's sentences are in training, too.
+#
+# **Instrument.** Fingerprints, and two test sets for one model: its own, and fresh sentences of the same grammar, of the same length and kind, without twins. Then the same training after an honest split.
+
+
+# %%
+def collected(count: int = 300) -> list[Pair]:
+    """A corpus as collected: `count` sentences, each as it is, with "!", and in small letters."""
+    pairs = ruvel_pairs(count, seed=5)
+    exclaimed = [(source[:-1] + "!", target[:-1] + "!") for source, target in pairs]
+    small = [(source.lower(), target.lower()) for source, target in pairs]
+    return pairs + exclaimed + small
+
+
+def random_split(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """The usual split: training pairs and a `share` of held-out ones, drawn by `seed`."""
+    shuffled = random.Random(seed).sample(pairs, len(pairs))
+    size = round(share * len(pairs))
+    return shuffled[size:], shuffled[:size]
+
+
+def with_twins(train: Sequence[Pair], held_out: Sequence[Pair]) -> float:
+    """The share of held-out sources whose fingerprint is in training, too."""
+    prints = {fingerprint(source) for source, _ in train}
+    return sum(fingerprint(source) in prints for source, _ in held_out) / len(held_out)
+
+
+def case_scores(split: Callable[..., tuple[list[Pair], ...]], seed: int) -> dict[str, float]:
+    """BLEU of a model on its test set and on 200 fresh sentences, after 20 epochs."""
+    train, held_out = split(collected(), 1 / 9, seed=0)
+    config = replace(LEARNER, vocab=300, epochs=20, seed=seed)
+    model = fitted(config, prepare(config, {"train": train, "val": held_out}))
+    prints = {fingerprint(source) for source, _ in collected()}
+    fresh = [pair for pair in ruvel_pairs(300, seed=6) if fingerprint(pair[0]) not in prints]
+    return {"its test set": greedy_bleu(model, held_out), "fresh": greedy_bleu(model, fresh[:200])}
+
+
+# %%
+for split in (random_split, honest_split):
+    train_part, held_out = split(collected(), 1 / 9, seed=0)
+    print(
+        f"{split.__name__}: {with_twins(train_part, held_out):.0%} of {len(held_out)} have a twin"
+    )
+by_chance, by_groups = (case_scores(split, seed=1) for split in (random_split, honest_split))
+assert by_chance["its test set"] > 85 > 75 > by_chance["fresh"]
+assert by_groups["its test set"] < 70
+for name, scores in record["runs"][0]["case"].items():
+    print(f"recorded, {name}:", ", ".join(f"{test} {score}" for test, score in scores.items()))
+
+# %% [markdown]
+# **Culprit.** Twins. Of the eight seeds, the random split's model has 90 to 95 BLEU on its own test set and 59 to 66 on fresh sentences. These are of training's kind and length, so it isn't the kind. Is it overfitting? It is what lets memory pay; but a test set is there to show that, and this one can't. After the honest split the same training has 48 to 58, and no surprise follows. The model isn't worse than the first; only its score is.
+#
+# ## What not to expect
+#
+# Ruvel has some 70 words and one way to say each thing; 1,700 pairs say nearly all of it. 1,700 pairs of a language don't. And even in Ruvel a construction without examples failed, though each of its words but one was known.
+#
+# ## Publish it
+#
+# ```bash
+# python -m scripts.translate --model runs/ruvel "Havora goralka velisre biren."
+# python -m scripts.evaluate --model runs/ruvel-2 --against runs/ruvel     # chapter 10's test
+# make living MODEL=runs/ruvel-2 FOLDER=public                             # any static host can serve it
+# ```
+#
+# The page translates in the visitor's browser, with nothing behind it, and shows your test sentences as examples. The card in the model's folder says what it learned from; tell there, too, what it can't do. You know one thing now that no score would have told you.
+#
+# ## Summary
+#
+# - Look at the pairs; leave nothing out in silence. Hold out whole groups of near-copies.
+# - A test set like the training set can't show what both lack. Ask for constructions one by one.
+# - Fifty sentences can teach one. Mix them with old ones, and measure on the old test set what is forgotten.
+#
+# ## What the paper did that we don't
+#
+# - It trained on 4.5 million sentence pairs (English-German) and 36 million (English-French), in pieces of 37,000 and 32,000, and fine-tuned nothing.
+#
+# ## Exercises
+#
+# `check(f)` is silent when your function is right, and otherwise says what is wrong.
+#
+# ### Exercise 1 · A warning
+#
+# *code · difficulty ●○○ · worth ●●● · 10 minutes*
+#
+# The model has no word for “I don't know this word”. You can say it: write `unknown_words(text, sources)`, the words of a text that no training source has. (`solution("unknown_words")` shows ours.) Which of the two constructions would it have caught?
+
+
+# %%
+def unknown_words(text: str, sources: list[str]) -> list[str]:
+    """The words of `text`, in small letters, that none of the sources has: in order, each once."""
+    ...
+
+
+check(unknown_words)
+
+# %% [markdown]
+# <details><summary>An answer</summary>
+#
+# The negation, by `nok`. Not the object that comes first: all its words are known.
+#
+# </details>
+#
+# ### Exercise 2 · Odd lengths
+#
+# *code · difficulty ●○○ · worth ●●○ · 10 minutes*
+#
+# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is more than `factor` times the corpus's median ratio, or less than the median divided by `factor`. (`solution("odd_lengths")` shows ours.)
+
+
+# %%
+def odd_lengths(pairs: list[tuple[str, str]], factor: float) -> list[int]:
+    """The places of pairs whose ratio of lengths is far from the median ratio."""
+    ...
+
+
+check(odd_lengths)
+
+# %% [markdown]
+# ### Exercise 3 · Endings or places
+#
+# *project · difficulty ●●○ · worth ●●● · 30 minutes*
+#
+# Can fifty sentences teach the model to believe the endings? Take `ruvel_pairs(50, construction="object first")`, mix them as above, and predict: how many of 200 new ones will be right, and what happens to the old test set? Then append your own fifty sentences to your own file, for whatever your own translator can't do.
+#
+# <details><summary>What happens</summary>
+#
+# We tried three seeds. Mixed, 12 to 27% of the new ones were right, in place of 2, and 93.5 to 95% of the old ones. A new word is learned sooner than an old habit is lost. Alone, the fifty left 4 to 9% of the old ones right.
+#
+# </details>
+#
+# ## Goodbye
+#
+# Whoever came here chapter by chapter began with a dot product. Now you can build a Transformer from nothing but tensors, train it, find out where its time goes, say with an interval how good it is and with fifty sentences what it lacks. Take a pair of languages that nobody has taken, or a question that nobody has asked. Measure it, allow for chance, and say what you found, however small.
+#
+# Thank you for reading. [Chapter 0](ch00_start_here.ipynb) is a good place to see how far you have come.

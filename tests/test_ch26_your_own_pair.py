@@ -1,0 +1,71 @@
+"""Chapter 26: what Ruvel's pairs hold and lack, the two splits, and what the prose says of runs."""
+
+import re
+from functools import reduce
+
+import pytest
+
+from scripts.book.records import load_record
+from scripts.ch26_your_own_pair import collected, honest_split, random_split, with_twins
+from scripts.corpora.invented import ruvel_pairs, with_ending
+
+
+def words(pairs, side, letters=None):
+    """The words of a side; of Ruvel's the first three letters, which no ending changes."""
+    return {word[:letters] for pair in pairs for word in re.findall(r"\w+", pair[side].lower())}
+
+
+def test_endings_follow_the_vowel():
+    assert [with_ending(word, "tA") for word in ("havo", "selu", "tiven", "zorun", "simek")] == [
+        *("havota", "seluta", "tivente", "zorunta", "simekte")
+    ]
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+def test_what_the_pairs_lack_is_only_the_construction(seed):
+    plain = ruvel_pairs(2000, seed)
+    assert plain == ruvel_pairs(2000, seed) and len({source for source, _ in plain}) == 2000
+    negated, moved = (ruvel_pairs(250, seed, name) for name in ("negation", "object first"))
+    assert words(negated, 0, 3) - words(plain, 0, 3) == {"nok"}
+    assert words(negated, 1) - words(plain, 1) <= {"not", "do", "does", "did"}
+    assert words(moved, 0, 3) <= words(plain, 0, 3) and words(moved, 1) <= words(plain, 1)
+    assert all(" nok " in source and " not " in target for source, target in negated)
+    assert all(re.match(r"\w+t[ae] ", source) for source, _ in moved)
+
+
+def test_a_source_has_one_translation():
+    """Else not even a perfect model would be exactly right."""
+    for construction in ("plain", "negation", "object first"):
+        pairs = ruvel_pairs(2000, 3, construction)
+        assert len({source for source, _ in pairs}) == len(pairs)
+
+
+def test_a_split_at_random_has_twins_and_an_honest_one_none():
+    pairs = collected()
+    for split, low, high in ((random_split, 0.9, 1.0), (honest_split, 0.0, 0.0)):
+        train, held_out = split(pairs, 1 / 9, seed=0)
+        assert len(held_out) == 100 or split is honest_split
+        assert sorted(train + held_out) == sorted(pairs)
+        assert low <= with_twins(train, held_out) <= high
+
+
+def test_the_record_says_what_the_chapter_says():
+    runs, before = load_record("ruvel")["runs"], "before fine-tuning"
+    assert [run["seed"] for run in runs] == [*range(1, 9)]
+
+    def ends(*path):
+        values = [reduce(dict.__getitem__, path, run) for run in runs]
+        return min(values), max(values)
+
+    assert ends("tuned", before, "old") == (0.97, 0.985)
+    assert ends("tuned", before, "negated_says_not") == ends("tuned", before, "negated") == (0, 0)
+    assert ends("object_first", before) == (0.015, 0.025)
+    assert ends("tuned", "fifty negations", "old_says_not") == (0.35, 0.83)
+    assert ends("tuned", "fifty negations", "old") == (0.04, 0.285)
+    assert ends("tuned", "fifty others", "old_says_not") == (0, 0)
+    assert ends("tuned", "mixed", "old") == (0.965, 0.985)
+    assert ends("tuned", "mixed", "negated") == (0.41, 0.585)
+    assert min(ends("tuned", m, "negated_says_not")[0] for m in ("fifty negations", "mixed")) > 0.98
+    shown = [(90.4, 94.9), (59.1, 66.0), (47.7, 58.1)]
+    case = [("at random", "its test set"), ("at random", "fresh"), ("honest", "its test set")]
+    assert [ends("case", *path) for path in case] == shown
