@@ -89,7 +89,9 @@ class TrainCommand(Command):
             return super().parse(argv, self.lengthened(argv, first))
         if files and first["corpus"]:
             raise ValueError("either your own pairs or --corpus, not both")
-        own = own_pairs(files) if files else None
+        before = Path(first["from_"] or "", "pairs")
+        known = load_pairs(before) if files and first["from_"] and is_corpus(before) else None
+        own = own_pairs(files, before=known) if files else None
         name = first["name"] or (files and Path(files["pairs"][0]).name.partition(".")[0])
         if own:
             defaults = fitting(first, own.splits["train"])

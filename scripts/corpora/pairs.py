@@ -372,11 +372,13 @@ def split_pairs(
     seed: int = 0,
     valid: Sequence[Pair] | None = None,
     test: Sequence[Pair] | None = None,
+    apart: Sequence[Pair] = (),
 ) -> tuple[dict[str, list[Pair]], list[int]]:
     """Splits 'train', 'val' and 'test', and the places of pairs that are in none of them.
 
     `valid` and `test` are used as they are, if given; else they are drawn by `seed`: 5% each, at
-    least 50, at most 1,000. A pair leaves train if either side nearly equals one that is held out.
+    least 50, at most 1,000. A pair leaves train if either side nearly equals one that is held out,
+    or one of those that are to stay `apart`.
     Raises ValueError if there are too few pairs.
     """
     held = {"val": valid, "test": test}
@@ -392,7 +394,7 @@ def split_pairs(
         places = sorted(order[len(drawn) : len(drawn) + size])
         held[name] = [pairs[i] for i in places]
         drawn.update(places)
-    near = [Nearness(side) for side in zip(*held["val"], *held["test"], strict=True)]
+    near = [Nearness(side) for side in zip(*held["val"], *held["test"], *apart, strict=True)]
     rest = [i for i in range(len(pairs)) if i not in drawn]
     twins = [i for i in rest if any(pairs[i][side] in near[side] for side in (0, 1))]
     train = [pairs[i] for i in sorted({*rest} - {*twins})]
@@ -446,14 +448,22 @@ class OwnPairs(NamedTuple):
     report: Report
 
 
-def own_pairs(files: Mapping[str, Sequence[str]], seed: int = 0) -> OwnPairs:
+def own_pairs(
+    files: Mapping[str, Sequence[str]],
+    seed: int = 0,
+    before: Mapping[str, Sequence[Pair]] | None = None,
+) -> OwnPairs:
     """Read, look through and split your own pairs; `files` are those of `PairOptions`.
 
+    `before` are the splits of a model to fine-tune: what it was judged by stays held out.
     Raises ValueError, in one line, if that can't be done.
     """
     read = {option: read_pairs(*paths) for option, paths in files.items()}
     cleaned = clean_pairs(read["pairs"].pairs)
     held = {name: made_visible(read[name].pairs)[0] for name in ("valid", "test") if name in read}
+    if before:
+        judges = {"valid": before["val"], "test": before["test"]}
+        held = judges | held | {"apart": [*judges["valid"], *judges["test"]]}
     splits, twins = split_pairs(cleaned.pairs, seed, **held)
     by_place = dict(zip(cleaned.places, cleaned.pairs, strict=True))
     twins = [cleaned.places[i] for i in twins]
