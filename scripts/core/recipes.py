@@ -25,8 +25,8 @@ RECIPES: list[tuple[int, dict[str, Any], str]] = [
     ),
     (20000, {}, "the preset small, as on Multi30k"),
 ]
-# Fine-tuning: about a tenth of the peak rate that the model was trained with, and a short warm-up.
-TUNING = {"lr": 2e-4, "warmup": 20, "schedule": "cosine", "average": 0, "max_tokens": 1024}
+# Fine-tuning: half of the peak rate that the model was trained with, and a short warm-up.
+TUNING = {"lr": 1e-3, "warmup": 20, "schedule": "cosine", "average": 0, "max_tokens": 1024}
 TUNING |= {"optimizer": "adam", "accumulate": 1}
 
 

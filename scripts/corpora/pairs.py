@@ -26,6 +26,7 @@ Pair = tuple[str, str]
 SPLITS = ("train", "val", "test")
 LONGEST = 256  # tokens that a model takes: chapter 3's MAX_LEN
 SHARE, FEWEST, MOST = 0.05, 50, 1000  # of the pairs in each held-out split
+REPEATED = 10  # how often new pairs stand among many that a model knows
 NEAR = 0.8  # shared word triples from which two sentences count as one
 # How gzip, zip, xz, bzip2 and zstd begin.
 PACKED_FILE = re.compile(rb"\x1f\x8b|PK\x03\x04|\xfd7zXZ\0|BZh\d1AY&SY|\x28\xb5\x2f\xfd")
@@ -470,10 +471,25 @@ def own_pairs(
     notes = [note for part in read.values() for note in part.notes] + cleaned.notes
     if twins:
         notes.append(note_of("nearly equal to a held-out sentence", by_place, twins, True))
-    notes.sort(key=lambda note: not note.left_out)
+    if before:
+        notes.append(repeat_new(splits["train"], before["train"]))
+    notes = sorted((note for note in notes if note.count), key=lambda note: not note.left_out)
     sizes = {name: len(pairs) for name, pairs in splits.items()}
     digests = {option: part.sha256 for option, part in read.items()}
     return OwnPairs(splits, Report(len(read["pairs"].pairs), notes, sizes, digests, seed))
+
+
+def repeat_new(train: list[Pair], known: Sequence[Pair]) -> Note:
+    """Repeat the pairs of `train` that aren't `known`, if they are few among others that are.
+
+    A model would hardly meet fifty new sentences among thousands: chapter 26 tries it.
+    """
+    old = {*known}
+    new = [pair for pair in train if pair not in old]
+    few = 10 * len(new) <= len(train)
+    train += (REPEATED - 1) * new * few
+    text = f"new pairs, {REPEATED} times each in train among those that the model knows"
+    return Note(text, len(new) * few)
 
 
 def save_pairs(folder: Path, own: OwnPairs) -> None:
