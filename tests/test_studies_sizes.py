@@ -1,0 +1,38 @@
+"""The study of sizes: its smallest repeat, the table of recipes that it chose, and its chart."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from scripts.book.figures.training import size_frame, size_gains, sizes_chart
+from scripts.book.records import load_record
+from scripts.core.recipes import recipe_for
+from scripts.studies import sizes
+
+TINY = {"layers": 1, "d_model": 16, "d_ff": 32, "heads": 2, "vocab": 300, "epochs": 1, "warmup": 1}
+
+
+def test_a_run_learns_from_its_cut_and_is_tested_if_it_counts():
+    setting = asdict(replace(sizes.BASE, corpus="sample", precision="float32"))
+    task = {"row": sizes.BY_SIZE, "pairs": 60, "settings": TINY, "seed": 1}
+    run = sizes.work(setting, task)
+    assert run["pieces"] == 300 and run["steps"] <= 3 and list(run["scores"]) == ["val", "test"]
+
+
+def test_fewer_pairs_are_the_first_of_more_and_another_seed_draws_others():
+    pairs = [(str(i), str(i)) for i in range(50)]
+    assert sizes.cut(pairs, 20, 1)[:10] == sizes.cut(pairs, 10, 1) != sizes.cut(pairs, 10, 2)
+
+
+def test_the_table_of_recipes_holds_what_was_measured():
+    measured = [r for r in load_record("sizes-multi30k")["runs"] if r["row"] == sizes.BY_SIZE]
+    assert measured and all(recipe_for(run["pairs"]) == run["settings"] for run in measured)
+
+
+def test_the_chart_says_what_the_record_says():
+    wholes = [load_record(f"gpu-small-{k}") for k in (1, 2, 3)]
+    frame = size_frame(load_record("sizes-multi30k"), wholes)
+    gain = size_gains(frame)["gain"].iloc[0]
+    assert f"gains {gain:.1f} BLEU with 1,000 pairs" in sizes_chart(frame).title.text
+    with pytest.raises(ValueError, match="isn't larger than the spread"):
+        sizes_chart(frame.assign(bleu=20.0))
