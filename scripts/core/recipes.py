@@ -4,18 +4,18 @@ from typing import Any
 
 from scripts.core.settings import NARROW
 
-FEW = NARROW | {"dropout": 0.3, "max_tokens": 1024, "warmup": 200}
+SCARCE = NARROW | {"dropout": 0.3, "max_tokens": 1024, "warmup": 200}
 # The fewest pairs a recipe is for, its settings, and why. results/sizes-multi30k.json has the runs;
 # the recipe of 10,000 pairs lies between its neighbours, and wasn't measured.
 RECIPES: list[tuple[int, dict[str, Any], str]] = [
     (
         0,
-        FEW | {"vocab": 2000, "epochs": 120},
+        SCARCE | {"vocab": 2000, "epochs": 120},
         "few pairs: many passes over a narrow model with much dropout, as 1,000 pairs chose",
     ),
     (
         2000,
-        FEW | {"vocab": 4000, "epochs": 60},
+        SCARCE | {"vocab": 4000, "epochs": 60},
         "some thousand pairs: as for 1,000, with more pieces and half the passes",
     ),
     (
