@@ -399,7 +399,7 @@ def split_pairs(
     twins = [i for i in rest if any(pairs[i][side] in near[side] for side in (0, 1))]
     train = [pairs[i] for i in sorted({*rest} - {*twins})]
     if not train:
-        raise ValueError("every pair nearly equals one that is held out: give more varied pairs")
+        raise ValueError("every pair nearly equals one that is held out: give other pairs")
     return {"train": train} | {name: list(part) for name, part in held.items()}, twins
 
 
