@@ -55,10 +55,12 @@ from scripts.core.models import Trained
 from scripts.core.recipes import reason_for, recipe_for
 from scripts.core.scores import corpus_bleu
 from scripts.core.settings import TrainConfig
-from scripts.corpora.invented import Pair, ruvel_pairs
+from scripts.corpora.invented import ruvel_pairs
 from scripts.corpora.pairs import own_pairs
 from scripts.corpora.report import report_text
 from scripts.fast.translating import fast_translate
+
+PAIRS = list[tuple[str, str]]  # sources and their targets
 
 # %% [markdown]
 # ## Three commands
@@ -159,7 +161,7 @@ assert fingerprint("a a b") != fingerprint("a b")
 
 
 # %% tags=["yours"]
-def honest_split(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+def honest_split(pairs: PAIRS, share: float, seed: int) -> tuple[PAIRS, PAIRS]:
     """Training pairs and held-out ones, in their order.
 
     A `share` of the sources' different fingerprints is drawn by `seed`; all their pairs are held out.
@@ -218,18 +220,18 @@ def fitted(config: TrainConfig, data: TrainingData, start: Trained | None = None
     return run.trained
 
 
-def translations(trained: Trained, pairs: Sequence[Pair]) -> list[str]:
+def translations(trained: Trained, pairs: PAIRS) -> list[str]:
     """The greedy translations of the pairs' sources."""
     return fast_translate(trained, [source for source, _ in pairs])
 
 
-def exact(trained: Trained, pairs: Sequence[Pair]) -> float:
+def exact(trained: Trained, pairs: PAIRS) -> float:
     """The share of pairs that are translated exactly as the reference."""
     outputs = translations(trained, pairs)
     return sum(out == ref for out, (_, ref) in zip(outputs, pairs, strict=True)) / len(pairs)
 
 
-def greedy_bleu(trained: Trained, pairs: Sequence[Pair]) -> float:
+def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
     """BLEU of the greedy translations."""
     return corpus_bleu(translations(trained, pairs), [ref for _, ref in pairs]).score
 
@@ -244,7 +246,7 @@ def roughly(share: float) -> str:
 
 
 # %%
-def ruvel_corpus() -> dict[str, list[Pair]]:
+def ruvel_corpus() -> dict[str, PAIRS]:
     """The 2,000 pairs: 1,700 to learn from, 100 for validation, 200 for the test."""
     pairs = ruvel_pairs()
     return {"train": pairs[:1700], "val": pairs[1700:1800], "test": pairs[1800:]}
@@ -316,7 +318,7 @@ unread.describe()[["min", "50%", "max"]].map("{:.0%}".format).to_frame()
 
 
 # %%
-def tunings(data: TrainingData, fifty: Sequence[Pair]) -> dict[str, tuple[list[Pair], int]]:
+def tunings(data: TrainingData, fifty: PAIRS) -> dict[str, tuple[PAIRS, int]]:
     """The pairs of each fine-tuning, and how often it goes through them in 260 steps."""
     return {
         "fifty negations": (list(fifty), 130),
@@ -325,7 +327,7 @@ def tunings(data: TrainingData, fifty: Sequence[Pair]) -> dict[str, tuple[list[P
     }
 
 
-def tuned(model: Trained, data: TrainingData, pairs: list[Pair], epochs: int) -> Trained:
+def tuned(model: Trained, data: TrainingData, pairs: PAIRS, epochs: int) -> Trained:
     """The model after `epochs` more through `pairs`, at a lower rate."""
     config = replace(model.config, lr=2e-3, warmup=10, epochs=epochs)
     return fitted(config, with_pairs(data, pairs), model)
@@ -394,7 +396,7 @@ pd.DataFrame(
 
 
 # %%
-def collected(count: int = 300) -> list[Pair]:
+def collected(count: int = 300) -> PAIRS:
     """A corpus as collected: `count` sentences, each as it is, with "!", and in small letters."""
     pairs = ruvel_pairs(count, seed=5)
     exclaimed = [(source[:-1] + "!", target[:-1] + "!") for source, target in pairs]
@@ -402,20 +404,20 @@ def collected(count: int = 300) -> list[Pair]:
     return pairs + exclaimed + small
 
 
-def random_split(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+def random_split(pairs: PAIRS, share: float, seed: int) -> tuple[PAIRS, PAIRS]:
     """The usual split: training pairs and a `share` of held-out ones, drawn by `seed`."""
     shuffled = random.Random(seed).sample(pairs, len(pairs))
     size = round(share * len(pairs))
     return shuffled[size:], shuffled[:size]
 
 
-def with_twins(train: Sequence[Pair], held_out: Sequence[Pair]) -> float:
+def with_twins(train: PAIRS, held_out: PAIRS) -> float:
     """The share of held-out sources whose fingerprint is in training, too."""
     prints = {fingerprint(source) for source, _ in train}
     return sum(fingerprint(source) in prints for source, _ in held_out) / len(held_out)
 
 
-def case_scores(split: Callable[..., tuple[list[Pair], ...]], seed: int) -> dict[str, float]:
+def case_scores(split: Callable[..., tuple[PAIRS, ...]], seed: int) -> dict[str, float]:
     """BLEU of a model on its test set and on 200 fresh sentences, after 20 epochs."""
     train, held_out = split(collected(), 1 / 9, seed=0)
     config = replace(LEARNER, vocab=300, epochs=20, seed=seed)

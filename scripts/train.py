@@ -23,7 +23,7 @@ from scripts.book.command import Command
 from scripts.book.domains import folder_name
 from scripts.core.checkpoints import newest_state, saved_states
 from scripts.core.models import load_model
-from scripts.core.recipes import recipe_for, tuning_recipe
+from scripts.core.recipes import reason_for, recipe_for, tuning_recipe
 from scripts.core.settings import PRESETS, TrainConfig, plain_config
 from scripts.core.signals import Stopped
 from scripts.corpora.load import BUILT_IN
@@ -69,6 +69,7 @@ class TrainOptions(PairOptions, TrainConfig):
     default NAME-EPOCHS) with its settings; from there on the learning rate is the longer run's."""
     own: OwnPairs | None = field(default=None, init=False, repr=False)
     fewer: bool = field(default=False, init=False)  # pieces than the recipe asks for will do
+    why: str = field(default="", init=False)  # these defaults
 
     def __post_init__(self):
         super().__post_init__()
@@ -94,15 +95,21 @@ class TrainCommand(Command):
         own = own_pairs(files, before=known) if files else None
         name = first["name"] or (files and Path(files["pairs"][0]).name.partition(".")[0])
         if own:
-            defaults = fitting(first, own.splits["train"])
+            pairs = own.splits["train"]
+            defaults = fitting(first, pairs)
             defaults |= {"corpus": nearby(runs_folder() / name / "pairs"), "name": name}
         elif first["corpus"] and first["corpus"] not in BUILT_IN and is_corpus(first["corpus"]):
-            defaults = fitting(first, load_pairs(first["corpus"])["train"])
+            pairs = load_pairs(first["corpus"])["train"]
+            defaults = fitting(first, pairs)
             defaults["name"] = Path(first["corpus"]).resolve().name
         else:
-            defaults = fitting(first)
+            pairs, defaults = [], fitting(first)
         options = super().parse(argv, defaults)
         options.own, options.fewer = own, first["vocab"] is None
+        if pairs and first["from_"]:
+            options.why = f"fine-tuning {first['from_']}, at half of the usual peak rate"
+        elif pairs and first["preset"] == "auto":
+            options.why = reason_for(len(pairs))
         return options
 
     def lengthened(self, argv: Sequence[str], first: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +156,7 @@ def train(options: TrainOptions) -> int:
     lengthen, tune = (None, origin) if options.own else (origin, None)
     ways = options.resume, given, options.overwrite, lengthen, options.publish
     try:
-        record = run(plain_config(options), *ways, options.own, tune, options.fewer)
+        record = run(plain_config(options), *ways, options.own, tune, options.fewer, options.why)
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 128 + stopped.number

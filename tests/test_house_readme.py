@@ -4,10 +4,13 @@ import importlib
 import re
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import CHAPTERS, ROOT
 from PIL import Image
+
+from scripts.corpora.load import load_corpus
 
 sys.path.insert(0, str(ROOT / "docs"))
 from readme import (  # noqa: E402
@@ -76,8 +79,11 @@ def quoted_commands():
 
 
 @pytest.mark.parametrize("command", quoted_commands())
-def test_every_command_quoted_can_be_read(command):
-    """Its options exist and have values that fit."""
+def test_every_command_quoted_can_be_read(command, monkeypatch, tmp_path):
+    """Its options exist and have values that fit; mine.tsv is a file of pairs."""
+    monkeypatch.chdir(tmp_path)
+    lines = ("\t".join(pair) for pair in load_corpus("sample")["train"][:300])
+    Path("mine.tsv").write_text("\n".join(lines), "utf-8")
     module, *words = shlex.split(command)
     main = importlib.import_module(module).main
     if words != ["--help"]:

@@ -12,11 +12,13 @@ from scripts import evaluate, train, translate
 from scripts.book.records import load_record
 from scripts.core.models import load_model
 from scripts.core.scores import corpus_bleu
+from scripts.core.training import best_weights
 from scripts.corpora import inspect
 from scripts.corpora.load import load_corpus
 from scripts.corpora.pairs import (
     clean_pairs,
     load_pairs,
+    own_pairs,
     read_pairs,
     split_pairs,
     where_they_part,
@@ -191,10 +193,28 @@ def test_fine_tuning_says_what_was_forgotten(trained_far, far_pairs, capsys, mon
     assert train.main([*options, "--device", "cpu"]) == 0
     assert "before   after  BLEU" in capsys.readouterr().out
     record = load_record("record", trained_far / "more")
-    assert record["from"]["model"] == "far" and len(record["tuned"]) == 2
+    assert record["from"]["model"] == "far" and [row["split"] for row in record["tuned"]] == [
+        "test"
+    ]
     old, new = (load_model(trained_far / name) for name in ("far", "more"))
     assert new.tokenizer.model == old.tokenizer.model and new.config.d_model == 16
     assert new.config.languages == "he-zh"
+
+
+def test_many_new_pairs_are_judged_by_some_of_them_and_few_by_the_old(tmp_path):
+    before = {"train": [], "val": SAMPLE[:60], "test_a": SAMPLE[60:90], "test_b": SAMPLE[90:120]}
+    few, many = (tsv(tmp_path / str(n), SAMPLE[100 : 100 + n]) for n in (300, 600))
+    few, many = (own_pairs({"pairs": [str(path)]}, before=before).splits for path in (few, many))
+    assert few["val"] == SAMPLE[:60] and few["test"] == SAMPLE[60:120]
+    assert len(few["train"]) == 280  # twenty are the old ones' test
+    assert len(many["val"]) == len(many["test"]) == 50
+    assert not set(SAMPLE[60:120]) & {*many["train"]}
+
+
+def test_where_bleu_is_equal_the_loss_decides(tmp_path):
+    """As in the first epochs of few pairs, all of which score 0."""
+    history = [{"val_bleu": 0.0, "val_ppl": ppl} for ppl in (9.0, 5.0, 7.0)]
+    assert best_weights(tmp_path, history).name == "epoch-002.safetensors"
 
 
 def test_the_sample_corpus_turns_round(monkeypatch, tmp_path):

@@ -220,7 +220,7 @@ class Training:
         """Log an epoch; keep its model if it is the best so far, and the state in any case."""
         if not self.history:  # no model without a state: a kill between them could not go on
             self.save()
-        best = all(row["val_bleu"] > earlier["val_bleu"] for earlier in self.history)
+        best = all(standing(row) > standing(earlier) for earlier in self.history)
         self.history.append(row)
         if self.ranks.first:
             if best:
@@ -310,10 +310,15 @@ class Training:
             save_model(self.folder, replace(self.trained, model=model))
 
 
+def standing(row: dict[str, float]) -> tuple[float, float]:
+    """What an epoch is judged by: validation BLEU, and the loss where that is equal (often 0)."""
+    return row["val_bleu"], -row["val_ppl"]
+
+
 def best_weights(folder: Path, history: list[dict[str, float]]) -> Path:
     """Where `folder` has the weights of the best epoch, if they are to be averaged."""
-    bleus = [row["val_bleu"] for row in history]
-    return folder / f"epoch-{1 + bleus.index(max(bleus)):03d}.safetensors"
+    standings = [*map(standing, history)]
+    return folder / f"epoch-{1 + standings.index(max(standings)):03d}.safetensors"
 
 
 def refuse_to_replace(folder: Path) -> None:

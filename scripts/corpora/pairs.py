@@ -27,6 +27,7 @@ SPLITS = ("train", "val", "test")
 LONGEST = 256  # tokens that a model takes: chapter 3's MAX_LEN
 SHARE, FEWEST, MOST = 0.05, 50, 1000  # of the pairs in each held-out split
 REPEATED = 10  # how often new pairs stand among many that a model knows
+ENOUGH = 10 * FEWEST  # pairs for fine-tuning, of which some can be held out
 NEAR = 0.8  # shared word triples from which two sentences count as one
 # How gzip, zip, xz, bzip2 and zstd begin.
 PACKED_FILE = re.compile(rb"\x1f\x8b|PK\x03\x04|\xfd7zXZ\0|BZh\d1AY&SY|\x28\xb5\x2f\xfd")
@@ -379,8 +380,7 @@ def split_pairs(
 
     `valid` and `test` are used as they are, if given; else they are drawn by `seed`: 5% each, at
     least 50, at most 1,000. A pair leaves train if either side nearly equals one that is held out,
-    or one of those that are to stay `apart`.
-    Raises ValueError if there are too few pairs.
+    or one of those that are to stay `apart`. Raises ValueError if there are too few pairs.
     """
     held = {"val": valid, "test": test}
     to_draw = [name for name, given in held.items() if given is None]
@@ -400,7 +400,7 @@ def split_pairs(
     twins = [i for i in rest if any(pairs[i][side] in near[side] for side in (0, 1))]
     train = [pairs[i] for i in sorted({*rest} - {*twins})]
     if not train:
-        raise ValueError("every pair nearly equals one that is held out: give more varied pairs")
+        raise ValueError("every pair nearly equals one that is held out: give other pairs")
     return {"train": train} | {name: list(part) for name, part in held.items()}, twins
 
 
@@ -456,15 +456,17 @@ def own_pairs(
 ) -> OwnPairs:
     """Read, look through and split your own pairs; `files` are those of `PairOptions`.
 
-    `before` are the splits of a model to fine-tune: what it was judged by stays held out.
+    `before` are the splits of a model to fine-tune: what it was judged by stays held out, and it
+    also judges fewer than `ENOUGH` pairs, which are all for training.
     Raises ValueError, in one line, if that can't be done.
     """
     read = {option: read_pairs(*paths) for option, paths in files.items()}
     cleaned = clean_pairs(read["pairs"].pairs)
     held = {name: made_visible(read[name].pairs)[0] for name in ("valid", "test") if name in read}
     if before:
-        judges = {"valid": before["val"], "test": before["test"]}
-        held = judges | held | {"apart": [*judges["valid"], *judges["test"]]}
+        tests = [pair for name in before if name.startswith("test") for pair in before[name]]
+        judges = {"valid": before["val"], "test": tests} if len(cleaned.pairs) < ENOUGH else {}
+        held = judges | held | {"apart": [*before["val"], *tests]}
     splits, twins = split_pairs(cleaned.pairs, seed, **held)
     by_place = dict(zip(cleaned.places, cleaned.pairs, strict=True))
     twins = [cleaned.places[i] for i in twins]
@@ -511,7 +513,8 @@ def saved_report(folder: Path) -> dict[str, Any] | None:
 
 def is_corpus(folder: str | Path) -> bool:
     """Whether `folder` holds what a run needs of a corpus."""
-    return all((Path(folder) / f"{name}.tsv").is_file() for name in ("train", "val"))
+    parts = ("train.tsv", "val.tsv", "test*.tsv")
+    return all(any(Path(folder).glob(part)) for part in parts)
 
 
 def load_pairs(folder: str | Path) -> dict[str, list[Pair]]:
@@ -519,6 +522,6 @@ def load_pairs(folder: str | Path) -> dict[str, list[Pair]]:
     folder = Path(folder)
     if not is_corpus(folder):
         remedy = f"python -m scripts.corpora.inspect --pairs FILE --save {folder} makes them"
-        raise ValueError(f"{folder} lacks train.tsv or val.tsv: {remedy}")
+        raise ValueError(f"{folder} lacks train.tsv, val.tsv or test.tsv: {remedy}")
     tests = sorted(path.stem for path in folder.glob("test*.tsv"))
     return {name: read_pairs(folder / f"{name}.tsv").pairs for name in ("train", "val", *tests)}

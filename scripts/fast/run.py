@@ -44,6 +44,7 @@ from scripts.core.training import (
     Training,
     best_weights,
     refuse_to_replace,
+    standing,
     start_anew,
 )
 from scripts.core.watching import gpu_row, in_words
@@ -140,7 +141,7 @@ def forgotten(tune: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
     device = pick_device(config.device)
     old, new = load_model(tune, device), load_model(runs_folder() / config.name, device)
     names = {corpus_beside(tune, old.config): old.config, config.corpus: config}
-    rows = []
+    rows, scored = [], []
     for name, settings in names.items():
         try:
             corpus = load_corpus(name, settings.languages)
@@ -148,6 +149,9 @@ def forgotten(tune: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
             print(f"note: what was forgotten isn't known, as its corpus isn't here: {error}")
             continue
         for split in held_out_splits(corpus):
+            if corpus[split] in scored:  # few new pairs are judged by the old ones' test
+                continue
+            scored.append(corpus[split])
             search = corpus[split], config.beam, config.alpha
             before, after = (evaluate(trained, *search)["bleu"] for trained in (old, new))
             rows.append({"corpus": name, "split": split, "before": before, "after": after})
@@ -305,7 +309,7 @@ def finish(
         **course(config, folder, history, chosen),
         "processes": processes,
         "parameters": sum(p.numel() for p in trained.model.parameters()),
-        "best_epoch": max(history, key=lambda row: row["val_bleu"])["epoch"],
+        "best_epoch": max(history, key=standing)["epoch"],
         "test": tests,
         "samples": [{"source": s, "reference": r, "translation": t} for (s, r), t in first],
     }
@@ -333,15 +337,16 @@ def run(
     own: OwnPairs | None = None,
     tune: Path | None = None,
     fewer: bool = False,
+    why: str = "",
 ) -> dict[str, Any] | None:
     """Train, test and record one configuration; the record is in runs/NAME and is returned.
 
     `options` are those of `scripts.train` that repeat it. `overwrite` and `lengthen` are as in
     `trained_to_end`; the model also goes to models/PUBLISHED. Your `own` pairs are the corpus, if
     they are given, and are written to runs/NAME/pairs; `tune` is the folder of a model to begin
-    with. `fewer` lets the corpus give fewer pieces than were asked for. Under torchrun every
-    process calls this; only the first writes, prints and returns a record. Raises ValueError if a
-    run or a model is in the way.
+    with. `fewer` lets the corpus give fewer pieces than were asked for; `why` says in words where
+    the settings come from. Under torchrun every process calls this; only the first writes, prints
+    and returns a record. Raises ValueError if a run or a model is in the way.
     """
     device, folder = pick_device(config.device), runs_folder() / config.name
     origin = provenance(command_of(options), device)  # first: names the code that runs
@@ -368,6 +373,8 @@ def run(
             ranks.wait()
             size = f"{len(data.train):,} training pairs, {len(data.tokenizer):,} BPE pieces"
             print(f"{config.corpus}: {size}, on {device}")
+            if why:
+                print(f"recipe: {why}")
             if config.vocab < pieces:
                 print(f"note: the pairs give no more pieces; the recipe asked for {pieces:,}")
             if tune and (odd := sum(UNK in (*pair.src, *pair.tgt) for pair in data.train)):
