@@ -107,7 +107,7 @@ class TrainCommand(Command):
         options = super().parse(argv, defaults)
         options.own, options.fewer = own, first["vocab"] is None
         if pairs and first["from_"]:
-            options.why = f"fine-tuning {first['from_']}, gently: a tenth of the usual peak rate"
+            options.why = f"fine-tuning {first['from_']}, gently"
         elif pairs and first["preset"] == "auto":
             options.why = reason_for(len(pairs))
         return options

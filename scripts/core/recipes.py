@@ -4,18 +4,18 @@ from typing import Any
 
 from scripts.core.settings import NARROW
 
-SCARCE = NARROW | {"dropout": 0.3, "max_tokens": 1024, "warmup": 200}
+NARROW_RECIPE = NARROW | {"dropout": 0.3, "max_tokens": 1024, "warmup": 200}
 # The fewest pairs a recipe is for, its settings, and why. results/sizes-multi30k.json has the runs;
 # the recipe of 10,000 pairs lies between its neighbours, and wasn't measured.
 RECIPES: list[tuple[int, dict[str, Any], str]] = [
     (
         0,
-        SCARCE | {"vocab": 2000, "epochs": 120},
+        NARROW_RECIPE | {"vocab": 2000, "epochs": 120},
         "few pairs: many passes over a narrow model with much dropout, as 1,000 pairs chose",
     ),
     (
         2000,
-        SCARCE | {"vocab": 4000, "epochs": 60},
+        NARROW_RECIPE | {"vocab": 4000, "epochs": 60},
         "some thousand pairs: as for 1,000, with more pieces and half the passes",
     ),
     (
@@ -25,8 +25,8 @@ RECIPES: list[tuple[int, dict[str, Any], str]] = [
     ),
     (20000, {}, "the preset small, as on Multi30k"),
 ]
-# Fine-tuning: about a tenth of the peak rate that the model was trained with, and a short warm-up.
-TUNING = {"lr": 2e-4, "warmup": 20, "schedule": "cosine", "average": 0, "max_tokens": 1024}
+# Fine-tuning: half of the peak rate that the model was trained with, and a short warm-up.
+TUNING = {"lr": 1e-3, "warmup": 20, "schedule": "cosine", "average": 0, "max_tokens": 1024}
 TUNING |= {"optimizer": "adam", "accumulate": 1}
 
 

@@ -26,7 +26,7 @@ Pair = tuple[str, str]
 SPLITS = ("train", "val", "test")
 LONGEST = 256  # tokens that a model takes: chapter 3's MAX_LEN
 SHARE, FEWEST, MOST = 0.05, 50, 1000  # of the pairs in each held-out split
-ENOUGH = 10 * FEWEST  # pairs for fine-tuning, of which some can be held out
+REPEATED = 10  # how often new pairs stand among many that a model knows
 NEAR = 0.8  # shared word triples from which two sentences count as one
 # How gzip, zip, xz, bzip2 and zstd begin.
 PACKED_FILE = re.compile(rb"\x1f\x8b|PK\x03\x04|\xfd7zXZ\0|BZh\d1AY&SY|\x28\xb5\x2f\xfd")
@@ -455,16 +455,15 @@ def own_pairs(
 ) -> OwnPairs:
     """Read, look through and split your own pairs; `files` are those of `PairOptions`.
 
-    `before` are the splits of a model to fine-tune: what it was judged by stays held out, and it
-    also judges fewer than `ENOUGH` pairs, which are all for training.
-    Raises ValueError, in one line, if that can't be done.
+    `before` are the splits of a model to fine-tune: what it was judged by stays held out, and
+    judges again. Raises ValueError, in one line, if that can't be done.
     """
     read = {option: read_pairs(*paths) for option, paths in files.items()}
     cleaned = clean_pairs(read["pairs"].pairs)
     held = {name: made_visible(read[name].pairs)[0] for name in ("valid", "test") if name in read}
     if before:
         tests = [pair for name in before if name.startswith("test") for pair in before[name]]
-        judges = {"valid": before["val"], "test": tests} if len(cleaned.pairs) < ENOUGH else {}
+        judges = {"valid": before["val"], "test": tests}
         held = judges | held | {"apart": [*before["val"], *tests]}
     splits, twins = split_pairs(cleaned.pairs, seed, **held)
     by_place = dict(zip(cleaned.places, cleaned.pairs, strict=True))
@@ -472,10 +471,25 @@ def own_pairs(
     notes = [note for part in read.values() for note in part.notes] + cleaned.notes
     if twins:
         notes.append(note_of("nearly equal to a held-out sentence", by_place, twins, True))
-    notes.sort(key=lambda note: not note.left_out)
+    if before:
+        notes.append(repeat_new(splits["train"], before["train"]))
+    notes = sorted((note for note in notes if note.count), key=lambda note: not note.left_out)
     sizes = {name: len(pairs) for name, pairs in splits.items()}
     digests = {option: part.sha256 for option, part in read.items()}
     return OwnPairs(splits, Report(len(read["pairs"].pairs), notes, sizes, digests, seed))
+
+
+def repeat_new(train: list[Pair], known: Sequence[Pair]) -> Note:
+    """Repeat the pairs of `train` that aren't `known`, if they are few among others that are.
+
+    A model would hardly meet fifty new sentences among thousands: chapter 26 tries it.
+    """
+    old = {*known}
+    new = [pair for pair in train if pair not in old]
+    few = 10 * len(new) <= len(train)
+    train += (REPEATED - 1) * new * few
+    text = f"new pairs, {REPEATED} times each in train among those that the model knows"
+    return Note(text, len(new) * few)
 
 
 def save_pairs(folder: Path, own: OwnPairs) -> None:
