@@ -201,14 +201,12 @@ def test_fine_tuning_says_what_was_forgotten(trained_far, far_pairs, capsys, mon
     assert new.config.languages == "he-zh"
 
 
-def test_many_new_pairs_are_judged_by_some_of_them_and_few_by_the_old(tmp_path):
+def test_what_judged_a_model_judges_its_fine_tuning(tmp_path):
+    """All its test splits together; none of it is in training."""
     before = {"train": [], "val": SAMPLE[:60], "test_a": SAMPLE[60:90], "test_b": SAMPLE[90:120]}
-    few, many = (tsv(tmp_path / str(n), SAMPLE[100 : 100 + n]) for n in (300, 600))
-    few, many = (own_pairs({"pairs": [str(path)]}, before=before).splits for path in (few, many))
-    assert few["val"] == SAMPLE[:60] and few["test"] == SAMPLE[60:120]
-    assert len(few["train"]) == 280  # twenty are the old ones' test
-    assert len(many["val"]) == len(many["test"]) == 50
-    assert not set(SAMPLE[60:120]) & {*many["train"]}
+    path = tsv(tmp_path / "more.tsv", SAMPLE[100:400])
+    splits = own_pairs({"pairs": [str(path)]}, before=before).splits
+    assert splits == {"train": SAMPLE[120:400], "val": SAMPLE[:60], "test": SAMPLE[60:120]}
 
 
 def test_where_bleu_is_equal_the_loss_decides(tmp_path):

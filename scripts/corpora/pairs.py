@@ -456,16 +456,15 @@ def own_pairs(
 ) -> OwnPairs:
     """Read, look through and split your own pairs; `files` are those of `PairOptions`.
 
-    `before` are the splits of a model to fine-tune: what it was judged by stays held out, and it
-    also judges fewer than `ENOUGH` pairs, which are all for training.
-    Raises ValueError, in one line, if that can't be done.
+    `before` are the splits of a model to fine-tune: what it was judged by stays held out, and
+    judges again. Raises ValueError, in one line, if that can't be done.
     """
     read = {option: read_pairs(*paths) for option, paths in files.items()}
     cleaned = clean_pairs(read["pairs"].pairs)
     held = {name: made_visible(read[name].pairs)[0] for name in ("valid", "test") if name in read}
     if before:
         tests = [pair for name in before if name.startswith("test") for pair in before[name]]
-        judges = {"valid": before["val"], "test": tests} if len(cleaned.pairs) < ENOUGH else {}
+        judges = {"valid": before["val"], "test": tests}
         held = judges | held | {"apart": [*before["val"], *tests]}
     splits, twins = split_pairs(cleaned.pairs, seed, **held)
     by_place = dict(zip(cleaned.places, cleaned.pairs, strict=True))

@@ -149,7 +149,7 @@ def forgotten(tune: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
             print(f"note: what was forgotten isn't known, as its corpus isn't here: {error}")
             continue
         for split in held_out_splits(corpus):
-            if corpus[split] in scored:  # few new pairs are judged by the old ones' test
+            if corpus[split] in scored:  # the new pairs' test may be the old one
                 continue
             scored.append(corpus[split])
             search = corpus[split], config.beam, config.alpha
