@@ -96,7 +96,8 @@ class TrainCommand(Command):
         name = first["name"] or (files and Path(files["pairs"][0]).name.partition(".")[0])
         if own:
             pairs = own.splits["train"]
-            defaults = fitting(first, pairs)
+            mixed = bool(known) and not {*pairs}.isdisjoint(known["train"])
+            defaults = fitting(first, pairs, mixed)
             defaults |= {"corpus": nearby(runs_folder() / name / "pairs"), "name": name}
         elif first["corpus"] and first["corpus"] not in BUILT_IN and is_corpus(first["corpus"]):
             pairs = load_pairs(first["corpus"])["train"]
@@ -107,7 +108,7 @@ class TrainCommand(Command):
         options = super().parse(argv, defaults)
         options.own, options.fewer = own, first["vocab"] is None
         if pairs and first["from_"]:
-            options.why = f"fine-tuning {first['from_']}, at half of the usual peak rate"
+            options.why = f"fine-tuning {first['from_']}, at a low rate"
         elif pairs and first["preset"] == "auto":
             options.why = reason_for(len(pairs))
         return options
@@ -126,12 +127,17 @@ class TrainCommand(Command):
         return defaults | asked | {"name": defaults["name"]}
 
 
-def fitting(first: Mapping[str, Any], pairs: Sequence[Pair] = ()) -> dict[str, Any]:
-    """The defaults that the options call for, and their own training `pairs`, if they have any."""
+def fitting(
+    first: Mapping[str, Any], pairs: Sequence[Pair] = (), mixed: bool = False
+) -> dict[str, Any]:
+    """The defaults that the options call for, and their own training `pairs`, if they have any.
+
+    `mixed` says whether a model to fine-tune knows some of them.
+    """
     if pairs and first["from_"]:
         config = asdict(load_model(Path(first["from_"])).config)
         kept = {name: config[name] for name in KEPT}
-        return asdict(PRESETS["small"]) | kept | tuning_recipe(len(pairs))
+        return asdict(PRESETS["small"]) | kept | tuning_recipe(len(pairs), mixed)
     if pairs and first["preset"] == "auto":
         letters = len({letter for pair in pairs for side in pair for letter in side})
         return asdict(PRESETS["small"]) | recipe_for(len(pairs), letters)
