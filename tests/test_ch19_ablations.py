@@ -25,6 +25,7 @@ from scripts.ch19_ablations import (
     patient,
     two_sentences,
 )
+from scripts.core.settings import known_settings
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,8 @@ def test_a_verdict_is_students_t_over_the_pooled_spread_and_holms_steps():
 
 def test_the_record_is_of_the_study_in_the_chapter(record):
     setting = asdict(STUDY) | {"corpus": "multi30k"}
-    assert {name: record["setting"][name] for name in setting} == setting
+    recorded = known_settings(record["setting"])
+    assert {name: recorded[name] for name in setting} == setting
     dropouts = {name for name in counted(record["runs"]) if name.startswith("dropout")}
     assert {*counted(record["runs"])} - dropouts == {*STUDY_ROWS}
     lettered = {name for name, row in STUDY_ROWS.items() if row.group in "ABCDE"}

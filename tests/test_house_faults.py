@@ -174,8 +174,8 @@ FAULTS = {
     },
     ("core/data", "test_core_recipe"): {
         "the pieces are learned from validation, too": (
-            'in corpus["train"] for line',
-            'in corpus["train"] + corpus["val"] for line',
+            'learn_pieces(config, corpus["train"], fewer)',
+            'learn_pieces(config, corpus["train"] + corpus["val"], fewer)',
         ),
         "each epoch has the same order": (
             'rng = random.Random(f"{config.seed}:{epoch}")',
@@ -199,7 +199,10 @@ FAULTS = {
         "a resumed run draws other dropout": ("set_rng_states(rngs[", "str(rngs["),
     },
     ("evaluate", "test_ch08_*"): {
-        "the rival's lead is called ours": ("(theirs, outputs, ", "(outputs, theirs, "),
+        "the rival's lead is called ours": (
+            "texts = theirs, outputs, ",
+            "texts = outputs, theirs, ",
+        ),
     },
     ("fast/decoding", "test_fast_kernels"): {
         "8 bits forget the norm before a product": ("round_rows(x, norm)", "round_rows(x)"),
