@@ -132,6 +132,10 @@ def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
         raise ValueError(f"the gain, {least['gain']:.1f} BLEU, isn't larger than the spread")
     sure = gains[gains["gain"] > gains["spread"]]["gain"]
     told = [f"{gain:.1f} BLEU with {pairs:,} pairs" for pairs, gain in sure.items()]
+    losses = gains[gains["gain"] < -gains["spread"]]["gain"]
+    behind = "".join(
+        f"; with {pairs:,} by size is {-gain:.1f} behind" for pairs, gain in losses.items()
+    )
     x = alt.X("pairs:Q", title="training pairs (log scale)").axis(values=sizes, format=",")
     x = x.scale(domain=[0.85 * sizes[0], 1.15 * sizes[-1]], **LOG)
     y = alt.Y("bleu:Q", title="BLEU on test_2016_flickr").scale(zero=True)
@@ -143,5 +147,5 @@ def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
         alt.layer(means.mark_line(opacity=0.6), dots).properties(width=440, height=270),
         f"A recipe by size gains {', '.join(told)}",
         "Each point is a run with its own draw of the pairs; lines join the means. One for all is "
-        "the preset small, which is the choice by size for all 29,000 pairs.",
+        f"the preset small, which is the choice by size for all 29,000 pairs{behind}.",
     )
