@@ -103,9 +103,11 @@ def plan_runs(plan: Plan) -> None:
         recipe = choose(plan, pairs, recipe | start)
         if recipe is None:
             return
-        guessed = pairs == max(STARTS)
-        plan.seeds({"row": BY_SIZE, "pairs": pairs, "settings": recipe}, SEEDS[:1] if guessed else SEEDS)
-        if not guessed:
+        by_size = {"row": BY_SIZE, "pairs": pairs, "settings": recipe}
+        if pairs == max(STARTS):
+            plan.seeds(by_size, SEEDS[:1])
+        else:
+            plan.seeds(by_size)
             plan.seeds({"row": LONGER, "pairs": pairs, "settings": {"epochs": recipe["epochs"]}})
     for pairs in STARTS:
         plan.seeds({"row": FOR_ALL, "pairs": pairs, "settings": {}})
