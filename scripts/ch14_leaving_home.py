@@ -21,10 +21,10 @@
 # | | |
 # |---|---|
 # | In the paper | nothing: it ends with the trained model |
-# | Time | 20 minutes to read, 40 with the code; about 20 seconds to run on a CPU |
+# | Time | 20 minutes to read, 40 with the code; about half a minute to run on a CPU |
 # | Before, after | [Chapter 13 · Decoding fast](ch13_decoding_fast.ipynb) · [Chapter 15 · Looking inside](ch15_looking_inside.ipynb) |
 #
-# *If you read only three cells:* the picture of *Two graphs*, `host_greedy`, the sentences of *What a recording freezes*.
+# *If you read only three cells:* the picture of *Two graphs*, `host_greedy`, the coloured square of the *Case*.
 #
 # You need chapters 4 to 8. Chapters 11 to 13 can be skipped (`cached_beam_search` finds what chapter 8's `beam_search` finds, faster). Install the other programs with `pip install -e '.[export]'`; cells that need one ask `have_packages`.
 #
@@ -40,10 +40,8 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 
 # %%
 import copy
-import io
 import json
 import tempfile
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,8 +49,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 from scripts import ROOT
+from scripts.book.charts import heatmap, titled
 from scripts.book.exercises import check
 from scripts.book.figures.speed import two_graphs
 from scripts.ch01_attention import padding_mask
@@ -64,10 +64,12 @@ from scripts.ch08_decoding import decoder_step, dropout_off, keys_values_of, unt
 from scripts.core.models import Trained, load_model
 from scripts.corpora.load import load_corpus
 from scripts.fast.export import (
+    colleagues_example,
     graph_config,
     graph_function,
     have_packages,
     need_packages,
+    quiet_exporter,
     save_graphs,
     step_example,
 )
@@ -98,15 +100,40 @@ model, tokenizer = trained.model, trained.tokenizer
 sources = [source for source, _ in load_corpus("sample")["test"][:40]]
 rows = [source_ids(source, tokenizer) for source in sources]
 src = pad_rows(rows)  # (40, S)
-said = greedy_decode(model, src, padding_mask(src), max_len=60)  # (40, T)
-wanted = [until_end(row)[:-1] for row in said.tolist()]  # without </s>
-texts = [tokenizer.decode(row) for row in wanted]
+greedy = greedy_decode(model, src, padding_mask(src), max_len=60)  # (40, T)
+ours = [until_end(row)[:-1] for row in greedy.tolist()]  # without </s>
+texts = [tokenizer.decode(row) for row in ours]
 print(sources[0], "→", texts[0])
 
 # %% [markdown]
 # ## Two graphs
 #
-# > **In short.** A plain list of operations has no loop that lasts until `</s>`. So we export one *step*, and the host repeats it. What doesn't change between steps is computed once, by a second graph.
+# > **In short.** The exporter can't follow a loop that lasts until `</s>`. So we export one *step*, and the host repeats it. What doesn't change between steps is computed once, by a second graph.
+#
+# PyTorch's exporter calls a module with symbols instead of numbers, and notes each operation. **Predict.** What does it make of chapter 6's `greedy_decode`, whose loop stops when every sentence has its `</s>`?
+
+
+# %%
+class WholeSearch(nn.Module):
+    """Source ids (B, S) in, a translation's ids (B, T) out."""
+
+    def __init__(self, model: EncoderDecoder):
+        super().__init__()
+        self.model = model
+
+    def forward(self, src: Tensor) -> Tensor:
+        return greedy_decode(self.model, src, padding_mask(src), max_len=60)
+
+
+# %%
+try:
+    torch.export.export(WholeSearch(model), (src,), strict=False)
+except Exception as error:
+    assert "data-dependent" in str(error)
+    print("refused: the loop's end depends on the data")
+
+# %% [markdown]
+# It refuses: Python's loop would have to know a number that only the data can give. ONNX itself has loops (`Loop`, `Scan`) and branches (`If`), but nothing writes them from this code.
 #
 # Between steps the host keeps what chapter 8's `CopiedCache` kept: the keys and values that cross-attention makes of the source, and those that self-attention made of earlier tokens. The encoder's graph gives the first, called `cross`. A step takes the second, `past`, and returns them with its own added, as `present`:
 #
@@ -154,67 +181,55 @@ class OnnxDecoderStep(nn.Module):
 
 
 # %% [markdown]
-# ## Recording
+# ## Exporting
 #
-# > **In short.** PyTorch writes a graph by *recording*: it runs the module once on an example and notes each operation. Sizes that may vary are named; everything else is frozen.
+# > **In short.** Say which sizes may vary. Everything else is taken from one example, for ever.
 #
-# A dimension with a name (`"R"`, `"S"`, `"T"`) may have any size. The others keep the example's: N, H, d_k and V belong to the model, so that is right. `"T+1"` is only a name, too: nothing adds 1.
-#
-# Recording is PyTorch's older way (`dynamo=False`). Since 2.9 the default is another exporter.
+# A size with a symbol (`Dim`) may have any value. The others keep the example's: N, H, d_k and V belong to the model, so that is right. PyTorch finds out by itself that `present` has T + 1 places. It also insists on `max=MAX_LEN`: chapter 3's table of positions has no more rows.
 
 
 # %%
-STEP_SIZES = {  # which dimensions of a step's inputs and outputs vary, and their names
-    "tokens": {0: "R"},
-    "past": {2: "R", 4: "T"},
-    "cross": {2: "R", 4: "S"},
-    "src_mask": {0: "R", 2: "S"},
-    "logits": {0: "R"},
-    "present": {2: "R", 4: "T+1"},
+ROWS, SOURCE, EARLIER = Dim("R"), Dim("S", max=MAX_LEN), Dim("T", max=MAX_LEN)
+STEP_SIZES = {  # which dimensions of a step's inputs vary
+    "tokens": {0: ROWS},
+    "position": None,
+    "past": {2: ROWS, 4: EARLIER},
+    "cross": {2: ROWS, 4: SOURCE},
+    "src_mask": {0: ROWS, 2: SOURCE},
 }
 
 
-def record_graph(
-    module: nn.Module, inputs: dict[str, Tensor], outputs: list[str], sizes: dict[str, dict]
+def export_graph(
+    module: nn.Module, inputs: dict[str, Any], outputs: list[str], sizes: dict[str, Any]
 ) -> Any:
-    """`module` as an ONNX graph (the package onnx calls it a ModelProto), recorded on example `inputs`.
+    """`module` as an ONNX graph (opset 18), made from example `inputs`; the package onnx's ModelProto.
 
-    `sizes` names for each input and output the dimensions that may vary.
-    Raises ValueError if the package onnx is missing.
+    `sizes` gives for each input the dimensions that may vary, as a `Dim` each.
+    Raises ValueError if one of the packages onnx and onnxscript is missing.
     """
-    need_packages("onnx")
-    import onnx
-
-    graph, device = io.BytesIO(), next(module.parameters()).device
-    with warnings.catch_warnings(), dropout_off(module):
-        warnings.simplefilter("ignore")  # √d_k and a check of lengths become Python numbers
-        warnings.filterwarnings("always", "Converting a tensor to a Python integer")
-        torch.onnx.export(
-            module,
-            tuple(value.to(device) for value in inputs.values()),
-            graph,
-            input_names=list(inputs),
-            output_names=outputs,
-            dynamic_axes=sizes,
-            opset_version=17,  # which edition of ONNX's list of operations
-            dynamo=False,  # record
-        )
-    return onnx.load_from_string(graph.getvalue())
+    need_packages("onnx", "onnxscript")
+    with dropout_off(module), quiet_exporter():
+        program = torch.export.export(module, (), inputs, dynamic_shapes=sizes, strict=False)
+        exported = torch.onnx.export(program, output_names=outputs, opset_version=18, verbose=False)
+    graph = exported.model_proto
+    for node in graph.graph.node:
+        node.ClearField("metadata_props")  # notes for debugging, larger than all the rest
+    return graph
 
 
 # %%
 def encoder_graph(model: EncoderDecoder) -> Any:
     """`OnnxEncoder` as a graph, for any B and S."""
     ones = torch.ones(2, 5, dtype=torch.int64)
+    sizes = {"src": {0: ROWS, 1: SOURCE}, "src_mask": {0: ROWS, 2: SOURCE}}
     inputs = {"src": ones, "src_mask": padding_mask(ones)}
-    sizes = {"src": {0: "B", 1: "S"}, "src_mask": {0: "B", 2: "S"}, "cross": {2: "B", 4: "S"}}
-    return record_graph(OnnxEncoder(model), inputs, ["cross"], sizes)
+    return export_graph(OnnxEncoder(model), inputs, ["cross"], sizes)
 
 
-def step_graph(model: EncoderDecoder, kind: type[OnnxDecoderStep] = OnnxDecoderStep) -> Any:
-    """`OnnxDecoderStep`, or another `kind` of it, as a graph, for any R, S and T."""
+def step_graph(model: EncoderDecoder) -> Any:
+    """`OnnxDecoderStep` as a graph, for any R, S and T."""
     inputs = step_example(model, R=3, S=5, T=2)
-    return record_graph(kind(model), inputs, ["logits", "present"], STEP_SIZES)
+    return export_graph(OnnxDecoderStep(model), inputs, ["logits", "present"], STEP_SIZES)
 
 
 # %% [markdown]
@@ -231,8 +246,8 @@ def step_graph(model: EncoderDecoder, kind: type[OnnxDecoderStep] = OnnxDecoderS
 def export_onnx(trained: Trained, folder: Path) -> None:
     """Write encoder.onnx, decoder_step.onnx, weights.bin, tokenizer.model and config.json.
 
-    Float32, opset 17; the graphs are `OnnxEncoder` and `OnnxDecoderStep`. Files of these names are
-    replaced. Raises ValueError if the package onnx is missing.
+    Float32, opset 18; the graphs are `OnnxEncoder` and `OnnxDecoderStep`. Files of these names are
+    replaced. Raises ValueError if one of the packages onnx and onnxscript is missing.
     """
     model = trained.model
     graphs = {"encoder.onnx": encoder_graph(model), "decoder_step.onnx": step_graph(model)}
@@ -245,7 +260,8 @@ def export_onnx(trained: Trained, folder: Path) -> None:
 # %%
 folder = tempfile.TemporaryDirectory()
 home = Path(folder.name)
-if have_packages("onnx"):
+onnx_ready = have_packages("onnx", "onnxscript", "onnxruntime")
+if onnx_ready:
     export_onnx(trained, home)
     print(f"weights.bin: {(home / 'weights.bin').stat().st_size / 1e6:.1f} MB")
 
@@ -294,50 +310,83 @@ def onnx_greedy(folder: Path, rows: Sequence[Sequence[int]], max_len: int) -> li
 # **Predict.** The runtime adds in another order than PyTorch, so the logits' last digits differ. In how many of the forty sentences will rounding change a choice?
 
 # %%
-if have_packages("onnx", "onnxruntime"):
-    assert onnx_greedy(home, rows, max_len=60) == wanted
+if onnx_ready:
+    assert onnx_greedy(home, rows, max_len=60) == ours
     print("the same tokens in all forty")
 
 # %% [markdown]
 # In none. Rounding changes a choice only if two tokens are almost equally good, and then either would do.
 #
-# ## What a recording freezes
+# ## Case · Fluent, and wrong
 #
-# > **In short.** A Python number in the module's code becomes a constant in the graph. The export succeeds, the shapes fit, and the sentences are wrong. A warning says so, among others that are harmless.
+# > **In short.** An export may succeed, take every shape, and write wrong sentences without a warning. A comparison at *other* values than the example's finds out.
 #
-# **Pitfall.** Our step's `position` is a tensor. If it passes through `int()` on its way, as in `pe[int(position)]`, the recording keeps the example's value (`step_graph` records with T = 2), and every token stands at position 2 for ever.
-#
-# PyTorch warns about each tensor that becomes a Python number, including √d_k (a `float`) and a check of lengths (a `bool`), which are rightly frozen. `record_graph` silences all warnings but those about an integer.
-
+# **Symptom.** A colleague exports the same model by the same function, with an example of their own:
 
 # %%
-class FrozenPosition(OnnxDecoderStep):
-    """The slip: `int` turns the position into a number, which the recording keeps."""
-
-    def forward(self, tokens: Tensor, position: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
-        return super().forward(tokens, torch.tensor([int(position)]), *rest)
-
-
-# %% [markdown]
-# **Predict.** Decoded with the frozen graph, will the forty sentences be noise?
-
-# %%
-if have_packages("onnx", "onnxruntime"):
-    with warnings.catch_warnings(record=True) as heard:
-        frozen = step_graph(model, FrozenPosition)
-    print("PyTorch warns:", *{str(warning.message).split(".")[0] for warning in heard})
-    frozen_step = graph_function(frozen.SerializeToString())
-    encoder = graph_function(home / "encoder.onnx")
-    spoiled = host_greedy(encoder, frozen_step, graph_config(model), rows, max_len=60)
-    same = sum(a == b for a, b in zip(spoiled, wanted, strict=True))
+if onnx_ready:
+    example = colleagues_example(model)  # don't look it up yet
+    theirs = export_graph(OnnxDecoderStep(model), example, ["logits", "present"], STEP_SIZES)
+    encoder, their_step = map(graph_function, (home / "encoder.onnx", theirs.SerializeToString()))
+    spoiled = host_greedy(encoder, their_step, graph_config(model), rows, max_len=60)
+    same = sum(a == b for a, b in zip(spoiled, ours, strict=True))
     print(f"{same} of {len(rows)} sentences are what they should be")
     for i in (0, 1, 4):
-        print(f"right:  {texts[i]}\nfrozen: {tokenizer.decode(spoiled[i])}")
+        print(f"right:  {texts[i]}\ntheirs: {tokenizer.decode(spoiled[i])}")
 
 # %% [markdown]
-# No: they are English phrases, and some sentences are wholly right. You would look for the fault in the training. (The newer exporter, tried with PyTorch 2.13, kept `int(position)` as an operation, and was right.)
+# These are English phrases, and some sentences are wholly right. You would look for the fault in the training.
 #
-# Even without the warning, a check at *other* sizes than the recorded ones finds the fault (`tests/test_ch14_leaving_home.py`). With two earlier tokens, as recorded, the frozen graph passes: a test on the export's own example finds nothing.
+# **Suspects.** (a) The weights. (b) An operation. (c) The sizes: R, S or T. (d) The values of an input.
+#
+# **Instrument.** Give the graph and our module the same random inputs, and compare their outputs. The export's example had R = 3, S = 5, T = 2 and position 2. **Your turn:** which calls of `step_gap` would convict one suspect and clear the others?
+
+
+# %%
+def step_gap(
+    step: Callable[..., list[np.ndarray]], model: EncoderDecoder, position: int, **sizes: int
+) -> float:
+    """The largest difference between a step's graph and `OnnxDecoderStep`, at sizes R, S and T."""
+    inputs = step_example(model, **sizes) | {"position": torch.tensor([position])}
+    with torch.no_grad(), dropout_off(model):
+        expected = OnnxDecoderStep(model)(**inputs)
+    outputs = step(**{name: value.numpy() for name, value in inputs.items()})
+    return max(abs(a - b.numpy()).max() for a, b in zip(outputs, expected, strict=True))
+
+
+# %%
+if onnx_ready:
+    as_exported = {"position": 2, "R": 3, "S": 5, "T": 2}
+    for change in ({}, {"R": 7}, {"S": 40}, {"T": 4}, {"position": 4}):
+        equal = step_gap(their_step, model, **as_exported | change) < 1e-4
+        print(f"{change or 'as exported'}: {'equal' if equal else 'different'}")
+
+# %% [markdown]
+# As exported everything is equal, which clears (a) and (b). So a test on the export's own example finds nothing. Other sizes are equal, too, which clears (c). What remains is one input, the position.
+
+# %%
+if onnx_ready:
+    gaps = [[step_gap(their_step, model, p, R=3, S=5, T=T) for p in range(6)] for T in range(6)]
+    assert all((gaps[T][p] < 1e-4) == (p == 2) for T in range(6) for p in range(6))
+    titles = {"row_title": "earlier tokens, T", "column_title": "position that the host gives"}
+    square = heatmap(gaps, **titles, value_title="largest difference", digits=1)
+    finding = "Their graph is right where the position is 2, whatever it has read"
+    caption = "How far an output of their graph is from ours; 3 rows, 5 source tokens."
+    gaps_chart = titled(square, finding, caption)
+gaps_chart if onnx_ready else None
+
+# %% [markdown]
+# In a translation T and the position go along the diagonal: the graph is right for the third token only. Now look at what it reads:
+
+# %%
+if onnx_ready:
+    print("their graph's inputs:", *(part.name for part in theirs.graph.input))
+    print("their example's position:", example["position"])
+
+# %% [markdown]
+# **Culprit.** Their example has `int(position)`, and no tensor. To the exporter a Python number is no data: it becomes a constant, as √d_k rightly does. So every token stands at position 2, and what the host gives is ignored.
+#
+# (`int(position)` *inside* the module is refused, as the loop was. PyTorch's exporter before 2.9 froze it.)
 #
 # ## CTranslate2: names for names
 #
@@ -431,17 +480,17 @@ if have_packages("ctranslate2"):
 
     export_ctranslate2(trained, home / "ctranslate2")
     translator = Translator(str(home / "ctranslate2"), compute_type="float32")
-    cut = [tokenizer.pieces(source) for source in sources]
-    ours = {"beam_size": 4, "length_penalty": 0.6, "min_decoding_length": 0}
+    pieces = [tokenizer.pieces(source) for source in sources]
+    settings = {"beam_size": 4, "length_penalty": 0.6, "min_decoding_length": 0}
+    longest = {"max_input_length": MAX_LEN, "max_decoding_length": 60}
 
-    def search(**how: Any) -> list[list[int]]:
-        longest = {"max_input_length": MAX_LEN, "max_decoding_length": 60}
-        found = translator.translate_batch(cut, **longest, **ours | how)
-        return [list(map(tokenizer.processor.piece_to_id, one.hypotheses[0])) for one in found]
+    def search(**changes: Any) -> list[list[int]]:
+        results = translator.translate_batch(pieces, **longest, **settings | changes)
+        return [list(map(tokenizer.processor.piece_to_id, r.hypotheses[0])) for r in results]
 
     beams = cached_beam_search(model, src, padding_mask(src), max_len=60, beam=4, alpha=0.6)
     best = [list(hypotheses[0].ids) for hypotheses in beams]
-    assert search(beam_size=1) == wanted and search() == best
+    assert search(beam_size=1) == ours and search() == best
     print("greedy, and a beam with our settings: the same tokens in all sentences")
     for name, value in {"beam_size": 2, "length_penalty": 1, "min_decoding_length": 1}.items():
         changed = sum(a != b for a, b in zip(search(**{name: value}), best, strict=True))
@@ -480,7 +529,7 @@ if have_packages("ctranslate2"):
 #
 # - To leave PyTorch, say who brings the numbers, the operations, the search and the tokenizer.
 # - ONNX: one graph for the source, one for a step. `present` of one step is `past` of the next, and the loop belongs to the host.
-# - A recording freezes what isn't a tensor. Heed the warning, and check at sizes that weren't recorded.
+# - An export freezes what isn't a tensor. Compare at sizes *and values* that the example didn't have.
 # - CTranslate2 takes weights by name, and its defaults aren't ours.
 # - In float32 ONNX Runtime, CTranslate2 and the page (`tests/test_living.py`) wrote the same tokens on every sentence that we tried.
 #

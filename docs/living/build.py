@@ -36,7 +36,7 @@ from scripts.ch14_leaving_home import (
     STEP_SIZES,
     OnnxDecoderStep,
     encoder_graph,
-    record_graph,
+    export_graph,
 )
 from scripts.core.checkpoints import weights
 from scripts.core.models import DEFAULT_MODEL, Trained, load_model
@@ -93,11 +93,9 @@ class WatchedDecoderStep(OnnxDecoderStep):
 
 def watched_graph(model: EncoderDecoder) -> Any:
     """`WatchedDecoderStep` as an ONNX graph, for any R, S and T."""
-    sizes = STEP_SIZES | {"attention": {1: "R", 3: "S"}}
     inputs = step_example(model, R=3, S=5, T=2)
-    return record_graph(
-        WatchedDecoderStep(model), inputs, ["logits", "present", "attention"], sizes
-    )
+    outputs = ["logits", "present", "attention"]
+    return export_graph(WatchedDecoderStep(model), inputs, outputs, STEP_SIZES)
 
 
 def stored_tensors(graphs: Mapping[str, Any]) -> dict[int, tuple[int, bool]]:

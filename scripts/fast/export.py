@@ -4,7 +4,10 @@ The graphs themselves, and what the other programs' names mean, are in chapter 1
 """
 
 import importlib.util
-from collections.abc import Callable, Mapping
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,24 @@ def step_example(model: EncoderDecoder, R: int, S: int, T: int) -> dict[str, Ten
         "cross": torch.randn(*each, S, d_k, generator=draw, dtype=dtype),
         "src_mask": torch.ones(R, 1, S, dtype=torch.bool),
     }
+
+
+def colleagues_example(model: EncoderDecoder) -> dict[str, Any]:
+    """The example in chapter 14's case."""
+    inputs = step_example(model, R=3, S=5, T=2)
+    return inputs | {"position": int(inputs["position"])}  # the slip: a number, and no tensor
+
+
+@contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """While it lasts, PyTorch's exporter is silent about three things that nobody here can mend."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # torchvision isn't installed
+    with warnings.catch_warnings():
+        # Attention keeps its last weights as an attribute, for chapter 2's pictures.
+        warnings.filterwarnings("ignore", "The tensor attributes .*attn")
+        # PyTorch 2.13 copies objects of a class of its own that it has deprecated.
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+        yield
 
 
 def graph_config(model: EncoderDecoder) -> dict[str, int]:
