@@ -90,7 +90,7 @@ from scripts.fast.searching import cached_beam_search
 # | the tokenizer | the host | the host | the page, in JavaScript |
 #
 # - **ONNX** (Open Neural Network Exchange) is a file format for lists of operations: multiply these, add those. A *runtime* carries them out, and knows nothing of translation.
-# - **CTranslate2** knows what a Transformer is. It is fast at the kinds that it knows, and runs no others.
+# - **CTranslate2** knows what a Transformer is, and runs nothing else.
 #
 # We take the small model that comes with the series (N = 2, D = 128) and forty sentences of the sample corpus. Each program must write the tokens of chapter 6's `greedy_decode`.
 
@@ -110,7 +110,7 @@ print(sources[0], "→", texts[0])
 #
 # > **In short.** The exporter can't follow a loop that lasts until `</s>`. So we export one *step*, and the host repeats it. What doesn't change between steps is computed once, by a second graph.
 #
-# PyTorch's exporter calls a module with symbols instead of numbers, and notes each operation. **Predict.** What does it make of chapter 6's `greedy_decode`, whose loop stops when every sentence has its `</s>`?
+# PyTorch's exporter runs a module with symbols in place of numbers, and notes each operation. **Predict.** What does it make of chapter 6's `greedy_decode`, whose loop stops when every sentence has its `</s>`?
 
 
 # %%
@@ -133,7 +133,7 @@ except Exception as error:
     print("refused: the loop's end depends on the data")
 
 # %% [markdown]
-# It refuses: Python's loop would have to know a number that only the data can give. ONNX itself has loops (`Loop`, `Scan`) and branches (`If`), but nothing writes them from this code.
+# Python asks whether to go on, and only the data can tell. ONNX itself has loops (`Loop`, `Scan`) and branches (`If`); the exporter can't see Python's.
 #
 # Between steps the host keeps what chapter 8's `CopiedCache` kept: the keys and values that cross-attention makes of the source, and those that self-attention made of earlier tokens. The encoder's graph gives the first, called `cross`. A step takes the second, `past`, and returns them with its own added, as `present`:
 #
@@ -145,7 +145,7 @@ except Exception as error:
 two_graphs()
 
 # %% [markdown]
-# The two modules have no weights of their own: they call chapter 8's functions on our model.
+# The two modules call chapter 8's functions on our model.
 
 
 # %%
@@ -237,9 +237,9 @@ def step_graph(model: EncoderDecoder) -> Any:
 #
 # > **In short.** Two graphs, one file of weights, a tokenizer and a page of NumPy: that is a translator.
 #
-# Both graphs use the embedding table, the largest tensor of all. ONNX lets a graph point into another file, so `save_graphs` puts the large tensors of both into `weights.bin`, each once. `graph_config` lists what else a host must know: sizes and special ids.
+# Both graphs use the embedding table, the largest tensor of all. So `save_graphs` puts the large tensors of both into one file, `weights.bin`, each once. `graph_config` lists what else a host must know: sizes and special ids.
 #
-# What our tokenizer and `source_ids` do to a text (chapter 7), another host must do, too: call `plain_text` before SentencePiece, and cut the ids to `max_len`, `</s>` kept. The graphs have no more positions: for a longer source they fail ("256 by 421"), and a text must end after as many tokens.
+# A host must also do what our tokenizer and `source_ids` do to a text (chapter 7): call `plain_text` before SentencePiece, and cut the ids to `max_len`, `</s>` kept. For a longer source the graphs fail.
 
 
 # %%
@@ -315,7 +315,7 @@ if onnx_ready:
     print("the same tokens in all forty")
 
 # %% [markdown]
-# In none. Rounding changes a choice only if two tokens are almost equally good, and then either would do.
+# It changes none. Rounding decides only between tokens that are almost equally good.
 #
 # ## Case · Fluent, and wrong
 #
@@ -503,7 +503,7 @@ if have_packages("ctranslate2"):
 #
 # $$ W_{ij} \approx s_i\, q_{ij}, \qquad s_i = \frac{\max_j |W_{ij}|}{127}, \qquad q_{ij} \in \{-127, \dots, 127\} $$
 #
-# No weight moves by more than $s_i / 2$. While it runs, it also rounds what goes into a linear layer to 8 bits. Of 1,000 captions about one in twenty comes out differently (chapter 13 has the record).
+# No weight moves by more than $s_i / 2$. What goes into a linear layer is rounded, too. Of 1,000 captions about one in twenty comes out differently (chapter 13 has the record).
 #
 # ## In the browser
 #
@@ -521,7 +521,7 @@ if have_packages("ctranslate2"):
 # | keep the longer past | `logits, past = …` | `this.past = found.present` |
 # | a beam's survivors | `past[:, :, origin]` (exercise 1) | `pickRows(this.Tensor, this.past, origin)` |
 #
-# **Pitfall.** The tokenizer is a part of the model, and a list of pieces isn't the tokenizer. A host that always takes the longest piece that fits cuts some words differently from chapter 7's merges, on which the model was trained. So a page needs the merges, too, and `plain_text`.
+# **Pitfall.** A list of pieces isn't the tokenizer. A host that always takes the longest piece that fits cuts some words differently from chapter 7's merges, on which the model was trained.
 #
 # One command makes both exports: `python -m scripts.export FOLDER`.
 #
