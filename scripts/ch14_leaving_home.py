@@ -40,9 +40,11 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 
 # %%
 import copy
+import io
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +129,8 @@ class WholeSearch(nn.Module):
 
 # %%
 try:
-    torch.export.export(WholeSearch(model), (src,), strict=False)
+    with quiet_exporter(), redirect_stderr(io.StringIO()):  # it would print the whole graph
+        torch.export.export(WholeSearch(model), (src,), strict=False)
 except Exception as error:
     assert "data-dependent" in str(error)
     print("refused: the loop's end depends on the data")
