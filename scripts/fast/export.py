@@ -41,13 +41,15 @@ def step_example(model: EncoderDecoder, R: int, S: int, T: int) -> dict[str, Ten
     sizes, dtype = graph_config(model), model.generator.proj.weight.dtype
     each, d_k = (sizes["layers"], 2, R, sizes["heads"]), sizes["d_k"]
     draw = torch.Generator().manual_seed(0)  # its own: exporting must not disturb any other
-    return {
+    inputs = {
         "tokens": torch.randint(sizes["vocab"], (R, 1), generator=draw),
         "position": torch.tensor([T]),
         "past": torch.randn(*each, T, d_k, generator=draw, dtype=dtype),
         "cross": torch.randn(*each, S, d_k, generator=draw, dtype=dtype),
-        "src_mask": torch.ones(R, 1, S, dtype=torch.bool),
+        "src_mask": torch.rand(R, 1, S, generator=draw) < 0.7,
     }
+    inputs["src_mask"][..., 0] = True  # no source is empty
+    return inputs
 
 
 def colleagues_example(model: EncoderDecoder) -> dict[str, Any]:
@@ -97,6 +99,8 @@ def save_graphs(folder: Path, graphs: Mapping[str, Any]) -> None:
     places: dict[bytes, int] = {}
     with open(folder / "weights.bin", "wb") as file:
         for name, graph in graphs.items():
+            for node in graph.graph.node:
+                node.ClearField("metadata_props")  # notes for debugging: hundreds of kilobytes
             for tensor in graph.graph.initializer:
                 content = tensor.raw_data
                 if len(content) < 1024:
