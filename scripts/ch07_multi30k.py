@@ -448,7 +448,7 @@ def make_batch(examples: Sequence[Example]) -> Batch:
 
 
 # %% [markdown]
-# Two captions become a batch. *Predict:* how many pieces is the typo *keiner*?
+# *Predict:* how many pieces is the typo *keiner*?
 
 # %%
 two = [captions[22112], captions[1691]]

@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 8 · Decoding
 #
-# After this chapter you can turn a model's probabilities into a sentence: greedily, with a beam, by drawing, or by a vote; and you can say what each way gains and misses.
+# After this chapter you can turn a model's probabilities into a sentence: greedily, with a beam, by drawing, or by a vote, and say what each way gains and misses.
 #
 # | | |
 # |---|---|
@@ -46,7 +46,7 @@ from functools import partial
 import pandas as pd
 import sacrebleu
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from scripts.book.domains import in_domain, list_of_texts
 from scripts.book.exercises import check, runs_on
@@ -68,11 +68,9 @@ from scripts.core.scores import corpus_bleu
 #
 # > **In short.** The trained model never writes a sentence. Asked "what comes next?", it gives every word a probability. A search has to choose, word after word.
 #
-# How likely is a whole sentence $y = (y_1, \dots, y_T)$, where $y_T$ is `</s>`? Its probability is a product, and the logarithm of that a sum:
+# How likely is a whole sentence $y = (y_1, \dots, y_T)$, where $y_T$ is `</s>`? Its probability is a product. Many small factors would underflow, so searches add logarithms:
 #
 # $$\log p(y \mid x) = \sum_{t=1}^{T} \log p(y_t \mid y_1, \dots, y_{t-1}, x)$$
-#
-# Searches add logarithms: a product of many small numbers would underflow.
 
 
 # %%
@@ -87,7 +85,7 @@ def next_log_probs(
 
 
 # %% [markdown]
-# We begin with a model to check by hand: a phrase book of nine words, where the next word depends only on the last. `PhraseBook` has our Transformer's parts (`encode`, `decode`, `generator`), so our searches run on it, too.
+# We begin with a model to check by hand: a phrase book of nine words, where the next word depends only on the last. `PhraseBook` has our Transformer's parts (`encode`, `decode`, `generator`), so our searches run on it.
 
 # %%
 NEXT_WORD: dict[str, dict[str, float]] = {
@@ -161,7 +159,7 @@ def beam_by_hand(next_words: Mapping[str, Mapping[str, float]], beam: int) -> tu
 
 
 # %% [markdown]
-# A wide beam finds every sentence, a beam of 1 greedy's, and a finished sentence doesn't use up one of the K places.
+# A wide beam finds every sentence, a beam of 1 greedy's; a finished sentence uses up no place.
 
 # %%
 SILENT = {START: {END: 0.5, "a": 0.3, "b": 0.2}, "a": {END: 0.4, "b": 0.6}, "b": {END: 1.0}}
@@ -173,7 +171,7 @@ assert [(words, round(p, 9)) for words, p in sentences] == [((END,), 0.5), (("b"
 assert len(steps) == 2, "stop when K have finished"
 
 # %% [markdown]
-# **Predict.** With K = 2, which two first words survive? Which of the two leads to the winner?
+# **Predict.** With K = 2, which two first words survive, and which leads to the winner?
 
 # %%
 best_two, steps = beam_by_hand(NEXT_WORD, beam=2)
@@ -181,7 +179,7 @@ assert [words for words, _ in best_two] == everything[:2]
 searching.beam_tree_chart(searching.beam_tree(steps))
 
 # %% [markdown]
-# *The* and *a* survive, and *a* leads to the winner. But a beam is no guarantee: a path that starts too badly is dropped, however well it would end (exercise 1).
+# *The* and *a* survive, and *a* leads to the winner. But a path that starts too badly is dropped, however well it would end (exercise 1).
 #
 # ### The same on tensors
 #
@@ -204,8 +202,7 @@ class Hypothesis:
 
 def hypothesis(ids: Sequence[int], log_prob: float) -> Hypothesis:
     """A Hypothesis from scored ids, which may end in eos."""
-    ended = bool(ids) and ids[-1] == EOS
-    return Hypothesis(tuple(ids[:-1] if ended else ids), log_prob, len(ids))
+    return Hypothesis(tuple(i for i in ids if i != EOS), log_prob, len(ids))
 
 
 def rows_of(x: Tensor, chosen: Tensor) -> Tensor:
@@ -239,9 +236,6 @@ log_probs = torch.tensor([[-1.0, -3.0, -5.0], [-0.5, -4.0, -6.0]]).expand(2, 2, 
 best, origin, tokens = beam_step(scores, log_probs)
 assert best[1].tolist() == [-0.5, -4.0, -6.0, -10.0], "each sentence alone"
 assert origin[1].tolist() == [1, 1, 1, 0] and tokens[1].tolist() == [0, 1, 2, 0]
-
-# %% [markdown]
-# The whole search follows `beam_by_hand`, step by step.
 
 
 # %%
@@ -306,7 +300,7 @@ runs_on(beam_step)
 #
 # $$\text{score}(y) = \frac{\log p(y \mid x)}{\text{lp}(T)}, \qquad \text{lp}(T) = \frac{(5 + T)^\alpha}{(5 + 1)^\alpha} \quad\text{(the paper's)}, \qquad \text{lp}(T) = T^\alpha \quad\text{(ours)}$$
 #
-# T counts `</s>`, too. The same α weighs more in ours: at 0.6 ours prefers *a dog is sleeping* (p = 0.137, 5 tokens) to *a dog sleeps* (p = 0.16, 4 tokens); the paper's doesn't.
+# T counts `</s>`. The same α weighs more in ours: at 0.6 ours prefers *a dog is sleeping* (p = 0.137) to *a dog sleeps* (p = 0.16); the paper's doesn't.
 #
 # **When may a beam stop?** Probabilities only fall as a text grows, but scores with α > 0 can rise. We stop when K texts have finished. **Predict.** In the table `SILENT`, does a beam of 2 find the best score for α = 1?
 
@@ -323,7 +317,7 @@ for words, p in every_sentence(SILENT):
 #
 # > **In short.** Text becomes pieces (chapter 7), a search writes new ones, and these become text again.
 #
-# From here on we use the model that chapter 9 trains on Multi30k.
+# From here on the model is chapter 9's, trained on Multi30k.
 
 
 # %%
@@ -371,7 +365,7 @@ pd.DataFrame({"source": questions, "greedy": greedy, "beam of 4": wide})
 #
 # > **In short.** A wider beam finds likelier texts, and the likeliest one may be empty.
 #
-# Do better searches make better translations? Koehn and Knowles (2017) let the beam grow: quality rose up to a width between 4 and about 30, and then fell. Stahlberg and Byrne (2019) searched *exactly*: for more than half of their sentences the likeliest output was the empty one.
+# Do better searches make better translations? Koehn and Knowles (2017) let the beam grow: quality rose up to a width of 4 to about 30, then fell. Stahlberg and Byrne (2019) searched *exactly*: for more than half of their sentences the likeliest output was the empty one.
 #
 # The empty text needs one decision: `</s>` as first token. Label smoothing (chapter 6) asks our model to give each wrong token ε/V = 0.1/8,192, that is, $e^{-11.3}$. We measure it for the 30 captions that our records quote.
 #
@@ -393,9 +387,9 @@ assert (curse["empty"] < math.log(0.1 / 8192)).sum() == 23
 searching.curse_chart(curse, smoothing=math.log(0.1 / 8192))
 
 # %% [markdown]
-# For 23 of the 30 `</s>` is *less* likely than smoothing asks for. Length alone isn't decisive: the two longest texts, of 24 and 25 tokens, win. The empty one wins at a corrupt line (@@), a piece of advice, and a caption of four sentences, where even the beam's best is unlikely. (These 30 hold oddities that our records picked; of 300 in order 3 to 5% are struck, K ≥ 5.)
+# For 23 of the 30 `</s>` is *less* likely than smoothing asks for. Length alone isn't decisive: the two longest texts, of 24 and 25 tokens, win. The empty one wins at a corrupt line (@@), a piece of advice, and a caption of four sentences, where even the beam's best is unlikely. (These 30 hold oddities; of 300 in order it wins for 3 to 5%, K ≥ 5.)
 #
-# At the first step 102 tokens or more are likelier than `</s>`, so here no beam up to K = 100 finds the empty text. But it finds short ones. **Predict.** From K = 1 to K = 100, on 300 captions: what happens to length, and what to BLEU (chapter 10)? Which part of BLEU's change does length explain? BLEU multiplies by $e^{1 - 1/r}$ if the texts have only $r$ times the references' tokens; we also take that penalty out.
+# At the first step 102 tokens or more are likelier than `</s>`, so here no beam up to K = 100 finds the empty text, but it finds short ones. BLEU (chapter 10) is multiplied by $e^{1 - 1/r}$ where texts have only $r$ times the references' tokens. **Predict.** From K = 1 to K = 100, on 300 captions: what happens to length, to BLEU, and to BLEU without that penalty?
 
 # %%
 record = load_record("searches-multi30k")
@@ -481,7 +475,7 @@ def decoder_step(
 
 
 # %% [markdown]
-# `CopiedCache` holds keys and values; each step copies them into a longer tensor. (A beam's rows must also follow their prefixes: chapter 13.) `write_one_by_one` writes with it, and a rule, `choose`, picks each token: here the likeliest, later a random one.
+# `CopiedCache` holds keys and values; each step copies them into a longer tensor. (A beam's rows must also follow their prefixes: chapter 13.) `write_one_by_one` writes with it; `choose` picks each token: here the likeliest, later a random one.
 
 
 # %%
@@ -550,7 +544,7 @@ def texts_by_cache(trained: Trained, sentences: Sequence[str], choose: Choice) -
 
 
 # %% [markdown]
-# **Predict.** Greedy decoding writes 18 tokens about a terrier. Without the cache, how many times as many multiplications and additions does it need?
+# **Predict.** Greedy decoding writes 18 tokens about a terrier. How many times the work does it need without the cache?
 
 # %%
 terrier = [quoted[21][0]]
@@ -566,7 +560,7 @@ print(f"{without_cache / with_cache:.1f} times the work")
 #
 # > **In short.** The output is fluent, and no error is raised. How would you notice?
 #
-# **Symptom.** A translator is built on `write_one_by_one` and our model. It often says something else the next time. For *Ein Hund schläft im Garten* three users got *A dog sleeps in the yard*, *A dog sleeping …* and *A dog is sleeping …*
+# **Symptom.** A translator built on `write_one_by_one` and our model often says something else the next time. For *Ein Hund schläft im Garten* three users got *A dog sleeps in the yard*, *A dog sleeping …* and *A dog is sleeping …*
 #
 # **Suspects.** (a) The tokenizer. (b) Ties between equally likely tokens. (c) A rule that draws. (d) Something random inside the model.
 #
@@ -607,7 +601,7 @@ assert scores[0] - sum(scores[1:]) / 4 > 2
 #
 # $$q(w) \propto p(w)^{1/\tau}$$
 #
-# τ < 1 favours the likely words (τ → 0 is greedy decoding), τ > 1 the unlikely ones. Two more settings cut unlikely words off. *Top-k* keeps the k likeliest. The *nucleus* (top-p, Holtzman et al. 2020) keeps the fewest words whose probabilities sum to at least p.
+# τ < 1 favours the likely words (τ → 0 is greedy decoding), τ > 1 flattens. Two more settings cut unlikely words off. *Top-k* keeps the k likeliest. The *nucleus* (top-p, Holtzman et al. 2020) keeps the fewest words whose probabilities sum to at least p.
 
 
 # %%
@@ -669,10 +663,9 @@ assert sharpened(torch.zeros(1, 4), 1.0).dtype == torch.float64, "draw in float6
 # What comes after *An older man*? **Predict.** How many of the 8,192 pieces are in the real model's nucleus of 0.9?
 
 # %%
-german = "Ein älterer Mann spielt Gitarre in einer Band."
-src = torch.tensor([source_ids(german, trained.tokenizer)])  # (1, S)
+src = [source_ids("Ein älterer Mann spielt Gitarre in einer Band.", trained.tokenizer)]
 prefix = torch.tensor([[BOS, *trained.tokenizer.encode("An older man")]])  # (1, T)
-memory = trained.model.encode(src, None)  # (1, S, D)
+memory = trained.model.encode(torch.tensor(src), None)  # (1, S, D)
 next_piece = next_log_probs(trained.model, memory, None, prefix)  # (1, V)
 assert (sharpened(next_piece, 1.0, top_p=0.9) > 0).sum() == 3
 top = next_piece[0].topk(6)
@@ -685,10 +678,7 @@ searching.next_word_chart(pieces, top.values.tolist())
 
 # %%
 def drawer(
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    generator: torch.Generator | None = None,
+    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, generator: Generator | None = None
 ) -> Choice:
     """The choice that draws: tokens, and their log-probabilities under the model as it is."""
 
@@ -738,7 +728,7 @@ assert mbr_choice(["a", "b", "b"], lambda h, y: h == y) == "b", "what is drawn t
 
 # %%
 src = pad_rows([source_ids(quoted[24][0], trained.tokenizer)] * 10)  # Leute Reparieren das Dach …
-draw = drawer(0.6, generator=torch.Generator().manual_seed(0))
+draw = drawer(0.6, generator=Generator().manual_seed(0))
 ids, log_probs = write_one_by_one(CopiedCache(trained.model, src, None).step, src, 60, draw)
 rows = [until_end(row) for row in ids.tolist()]
 drawn = [trained.tokenizer.decode(row) for row in rows]
@@ -754,7 +744,7 @@ assert drawn.index(mbr_choice(drawn, sentence_chrf)) == agreement.mean(dim=1).ar
 searching.agreement_chart(agreement, drawn)
 
 # %% [markdown]
-# *Are fixing* wins, and would if drawn once: it is the reference. *Eating* and *rowing* come next; *People repair*, as right, is last: chrF counts letters. So does the vote help, or choosing at all? 300 captions, from records; the last five rows choose among the same 16 draws (means of four seeds; length in references):
+# *Are fixing* wins, and would if drawn once: it is the reference. *Eating* and *rowing* come next; *People repair*, as right, is last: chrF counts letters. So does the vote help, or choosing at all? 300 captions, from records; the last five rows choose among the same 16 draws (means of four seeds):
 
 # %%
 ways = pd.DataFrame([*record["sampling"], *load_record("choices-multi30k")["choices"]])
@@ -762,15 +752,15 @@ ways = ways.fillna({"temperature": 0.6, "top_p": 1.0, "choice": "one draw"})
 ways[["temperature", "top_p", "choice", "bleu", "length_ratio", "chrf2"]].fillna("")
 
 # %% [markdown]
-# A plain draw costs 14 BLEU against greedy's 41.2; the nucleus brings 6 back, a low temperature nearly all. In BLEU log p / T chooses as well as the vote, and both are level with a beam of 5 at α = 0.6 (42.0). Length explains the rest, as in the curse: log p alone is below both with each seed, since its texts are short. The vote's match less, but aren't short. It leads in chrF2, by which it votes.
+# A plain draw costs 14 BLEU against greedy's 41.2; the nucleus brings 6 back, a low temperature nearly all. In BLEU log p / T chooses as well as the vote, and both are level with a beam of 5 at α = 0.6 (42.0). As in the curse, length matters: log p alone is below both with each seed, since its texts are short. The vote's aren't short, but match less. It leads in chrF2, by which it votes.
 #
 # ## Summary
 #
 # - Greedy decoding can't go back. Beam search keeps K prefixes.
 # - Likelihood favours short texts; a length penalty balances that. Wider beams match better, and write less.
-# - In training mode a model translates fluently, worse, and differently each time.
+# - In training mode a model translates fluently, worse, and often differently.
 # - A cache keeps keys and values, so a step computes only one token.
-# - One draw costs BLEU. The best of 16 draws, chosen by log p / T or by vote, equals a beam.
+# - The best of 16 draws, chosen by log p / T or by vote, equals a beam.
 #
 # What the paper did that we don't: it limits an output to its source's length plus 50.
 #
@@ -780,7 +770,7 @@ ways[["temperature", "top_p", "choice", "bleu", "length_ratio", "chrf2"]].fillna
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Write `misleading_table()`: a table like `NEXT_WORD` in which beams of 1 and 2 miss the likeliest sentence, and a beam of 3 finds it. `solution("misleading_table")` shows ours.
+# In which table do beams of 1 and 2 miss the likeliest sentence, while a beam of 3 finds it? `solution("misleading_table")` shows ours.
 
 
 # %%
@@ -796,7 +786,7 @@ check(misleading_table)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# A prefix only loses probability as it grows: one less likely than a *finished* text can't win. So a search can be exact. Write `likeliest_text(model, src, max_len)` for one source (1, S), without dropout. A text ends with `</s>`, or is cut at `max_len` tokens. Always continue the likeliest open prefix. `solution("likeliest_text")` shows ours.
+# A prefix only loses probability as it grows: one less likely than a *finished* text can't win. Write `likeliest_text(model, src, max_len)` for one source (1, S), without dropout. A text ends with `</s>`, or is cut at `max_len` tokens. Always continue the likeliest open prefix.
 
 
 # %%

@@ -93,7 +93,7 @@ def curse_chart(captions: pd.DataFrame, smoothing: float) -> alt.TopLevelMixin:
     x, length = x.scale(domain=[-18, 0]), alt.Color("length:Q", title="tokens")
     length = length.scale(domain=[0, 25], range="heatmap")
     dots = alt.Chart(rounded(captions)).mark_circle(size=80, opacity=1, stroke=GREY)
-    short = struck.assign(caption=struck["caption"].str.slice(0, 22))
+    short = struck.assign(caption=struck["caption"].str.split().str[:2].str.join(" "))
     names = alt.Chart(rounded(short)).mark_text(align="left", dx=9, dy=-6, fontSize=12)
     layers = [dots.encode(x, y, length), names.encode(x, y, text="caption:N")]
     return titled(
