@@ -41,7 +41,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import islice, product
 
 import pandas as pd
 import torch
@@ -194,8 +194,7 @@ def copy_batches(count: int, size: int, seed: int, lengths=(5, 10)) -> Iterator[
 batch = next(copy_batches(1, size=32, seed=0))
 wide = Batch(F.pad(batch.src, (0, 29)), F.pad(batch.full, (0, 29)))  # (B, 40), (B, 41)
 for name, padded in {"as it was": batch, "padded to 40": wide}.items():
-    logits = logits_of(model, padded).detach()  # (B, T, V)
-    flat = logits.flatten(0, 1), padded.tgt_y.flatten()  # (B·T, V), (B·T,)
+    flat = logits_of(model, padded).detach().flatten(0, 1), padded.tgt_y.flatten()
     every, real = F.cross_entropy(*flat), F.cross_entropy(*flat, ignore_index=PAD)
     print(f"{name}: mean over places {every:.2f}, over real tokens {real:.2f}")
 
@@ -298,11 +297,8 @@ def learn_to_copy(
 
 
 # %%
-live = {
-    (warmup, peak): sum(learn_to_copy(peak, warmup)[1][-10:]) / 10
-    for warmup in (1, 40)
-    for peak in (0.002, 0.004, 0.008, 0.016)
-}
+pairs = product((1, 40), (0.002, 0.004, 0.008, 0.016))  # of warm-up and peak
+live = {(warmup, peak): sum(learn_to_copy(peak, warmup)[1][-10:]) / 10 for warmup, peak in pairs}
 assert live[1, 0.008] > live[40, 0.008] + 0.5 and live[1, 0.002] < live[40, 0.002] - 0.1
 pd.Series(live).unstack().round(1).rename({1: "no warm-up", 40: "40 steps"})
 
@@ -581,9 +577,9 @@ assert parameters_to_vector(model.parameters()).equal(before), "check before the
 # **Pitfall: the mean of means.** The usual recipe averages the parts' mean losses. A token in a small part then weighs more. **Predict.** How far is the gradient off for our parts of 2, 6 and 13 words?
 
 # %%
-tokens = [part.ntokens for part in parts]
 mean_of_means = sum(one_step([part])[0] for part in parts) / len(parts)
 error = (mean_of_means + gradient).norm() / gradient.norm()
+tokens = ", ".join(str(part.ntokens) for part in parts)
 print(f"parts of {tokens} tokens: off by {error:.0%} of the gradient's length")
 
 # %% [markdown]
@@ -668,8 +664,8 @@ print(f"perplexity on new words: {run_epoch([exam], copier, criterion).perplexit
 #
 # %%
 letters = [*to_text(row.src[0]), "</s>"]
-shares = {n: round(m.diagonal().mean().item(), 2) for n, m in maps.items()}
-print("mean weight on the diagonal:", shares)
+for name, weights in maps.items():
+    print(f"{name}: mean weight on the diagonal {weights.diagonal().mean():.2f}")
 look = {"per_line": 2, "cell": 22, "numbers": False, "value_title": "weight"}
 look |= {"row_title": "it must say", "column_title": "it looks at"}
 titled(

@@ -66,7 +66,7 @@ from scripts.core.scores import corpus_bleu
 # %% [markdown]
 # ## A model proposes, a search decides
 #
-# > **In short.** The trained model never writes a sentence. Asked "what comes next?", it gives every word a probability. A search has to choose, word after word.
+# > **In short.** The trained model never writes a sentence. Asked "what comes next?", it gives every word a probability. A search chooses, word after word.
 #
 # How likely is a whole sentence $y = (y_1, \dots, y_T)$, where $y_T$ is `</s>`? Its probability is a product. Many small factors would underflow, so searches add logarithms:
 #
@@ -123,11 +123,11 @@ for text, p in list(probability.items())[:4]:
     print(f"p = {p:.3f}  {text}")
 
 # %% [markdown]
-# After "the", the likeliest first word, the model hesitates between three nouns; after "a" it doesn't. Greedy's sentence is a *search error*: the model knew better.
+# After "the" the model hesitates between three nouns, after "a" it doesn't. Greedy's sentence is a *search error*: the model knew better.
 #
 # ## Beam search
 #
-# > **In short.** Keep the K best unfinished sentences, not only one.
+# > **In short.** Keep the K best unfinished sentences.
 #
 # At each step, each of K *prefixes* is continued by each possible word: these are the *candidates*. Of the K likeliest candidates, those that end with `</s>` are *finished*. Of all others the K likeliest are the next prefixes. The search stops when K sentences have finished. K = 1 is greedy decoding.
 #
@@ -211,7 +211,7 @@ def rows_of(x: Tensor, chosen: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# B sentences are searched at once. PyTorch's `topk` sorts a sentence's K·V candidates as one row; a candidate's place in it, divided by V, is the number of its prefix, and the remainder is its token. We need the best **2K**: each prefix has one `</s>`, so at most K end, and at least K go on.
+# B sentences are searched at once. PyTorch's `topk` sorts a sentence's K·V candidates as one row; a candidate's place in it, divided by V, is the number of its prefix, and the remainder is its token. We need the best **2K**: each prefix has one `</s>`, so at least K of them go on.
 #
 # **Your turn.** Write one step.
 
@@ -294,9 +294,9 @@ runs_on(beam_step)
 # %% [markdown]
 # ## Length: why the score is divided
 #
-# > **In short.** Every further word costs probability, so the likeliest sentence tends to be too short. Dividing by a *length penalty* makes up for that.
+# > **In short.** Every further word costs probability, so the likeliest sentence tends to be too short. A *length penalty* makes up for that.
 #
-# The paper (§6.1) takes its penalty from Wu et al. (2016), with α = 0.6. Finished hypotheses are ranked by
+# The paper (§6.1) takes Wu et al.'s (2016), with α = 0.6. Finished hypotheses are ranked by
 #
 # $$\text{score}(y) = \frac{\log p(y \mid x)}{\text{lp}(T)}, \qquad \text{lp}(T) = \frac{(5 + T)^\alpha}{(5 + 1)^\alpha} \quad\text{(the paper's)}, \qquad \text{lp}(T) = T^\alpha \quad\text{(ours)}$$
 #
@@ -315,7 +315,7 @@ for words, p in every_sentence(SILENT):
 #
 # ## A real sentence
 #
-# > **In short.** Text becomes pieces (chapter 7), a search writes new ones, and these become text again.
+# > **In short.** Text becomes pieces (chapter 7), a search writes others, and these become text.
 #
 # From here on the model is chapter 9's, trained on Multi30k.
 
@@ -367,7 +367,7 @@ pd.DataFrame({"source": questions, "greedy": greedy, "beam of 4": wide})
 #
 # Do better searches make better translations? Koehn and Knowles (2017) let the beam grow: quality rose up to a width of 4 to about 30, then fell. Stahlberg and Byrne (2019) searched *exactly*: for more than half of their sentences the likeliest output was the empty one.
 #
-# The empty text needs one decision: `</s>` as first token. Label smoothing (chapter 6) asks our model to give each wrong token ε/V = 0.1/8,192, that is, $e^{-11.3}$. We measure it for the 30 captions that our records quote.
+# The empty text needs one decision: `</s>` as first token. Label smoothing (chapter 6) asks our model to give each wrong token ε/V = 0.1/8,192, that is, $e^{-11.3}$. We measure it for the 30 captions of our records.
 #
 # **Predict.** Is `</s>` likelier at the first step than smoothing asks for? And where is the empty text likelier than what a beam of 5 finds: where captions are long?
 
@@ -387,9 +387,9 @@ assert (curse["empty"] < math.log(0.1 / 8192)).sum() == 23
 searching.curse_chart(curse, smoothing=math.log(0.1 / 8192))
 
 # %% [markdown]
-# For 23 of the 30 `</s>` is *less* likely than smoothing asks for. Length alone isn't decisive: the two longest texts, of 24 and 25 tokens, win. The empty one wins at a corrupt line (@@), a piece of advice, and a caption of four sentences, where even the beam's best is unlikely. (These 30 hold oddities; of 300 in order it wins for 3 to 5%, K ≥ 5.)
+# For 23 of the 30 `</s>` is *less* likely than smoothing asks for. Length alone isn't decisive: the two longest texts, of 24 and 25 tokens, win. The empty one wins at a corrupt line (@@), a piece of advice, and a caption of four sentences. (These 30 hold oddities; of 300 in order it wins for 3 to 5%, K ≥ 5.)
 #
-# At the first step 102 tokens or more are likelier than `</s>`, so here no beam up to K = 100 finds the empty text, but it finds short ones. BLEU (chapter 10) is multiplied by $e^{1 - 1/r}$ where texts have only $r$ times the references' tokens. **Predict.** From K = 1 to K = 100, on 300 captions: what happens to length, to BLEU, and to BLEU without that penalty?
+# At the first step 102 tokens or more are likelier than `</s>`, so here no beam up to K = 100 finds the empty text. BLEU (chapter 10) is multiplied by $e^{1 - 1/r}$ where texts have only $r$ times the references' tokens. **Predict.** From K = 1 to K = 100, on 300 captions: what happens to length, to BLEU, and to BLEU without that penalty?
 
 # %%
 record = load_record("searches-multi30k")
@@ -400,15 +400,15 @@ assert plain["match"].is_monotonic_increasing and plain["length_ratio"].is_monot
 searching.width_chart(beams)
 
 # %% [markdown]
-# For α = 0 the words match *better* at every step, from 42.3 to 44.8, and length takes all of it back: BLEU falls by 0.35, which on 300 captions may be chance. With α = 0.6 it is never below greedy's. So on captions the curse is weak, and one of length. It strikes single ones: for *Ein kleines Mädchen spendet an einer Ladenfront mit weißen Plastikbehältern für die Heilsarmee*, K = 100 writes a quotation mark and a full stop.
+# For α = 0 the words match *better* at every step, from 42.3 to 44.8, and length takes all of it back: BLEU falls by 0.35, which on 300 captions may be chance. With α = 0.6 it is never below greedy's. So the curse is weak here, and one of length. It strikes single ones: for *Ein kleines Mädchen spendet an einer Ladenfront mit weißen Plastikbehältern für die Heilsarmee*, K = 100 writes a quotation mark and a full stop.
 #
 # ## Compute once: the cache
 #
-# > **In short.** Our searches run the whole prefix through the decoder at every step. But earlier positions never change, thanks to the causal mask. Keep what later steps need from them.
+# > **In short.** Our searches run the whole prefix through the decoder at every step. But thanks to the causal mask earlier positions never change. Keep what later steps need from them.
 #
 # What do they need? In each layer, a position's key and its value (chapter 2). So each layer keeps two tensors that grow by one row per step. The keys and values of cross-attention come from the source, and are computed once. For T tokens the decoder computes T positions instead of $1 + 2 + \dots + T = T(T+1)/2$.
 #
-# **Your turn.** Write attention with keys and values that are at hand. No causal mask is needed: everything stored is earlier.
+# **Your turn.** Write attention with stored keys and values. No causal mask is needed: all of them are earlier.
 
 
 # %%
@@ -564,7 +564,7 @@ print(f"{without_cache / with_cache:.1f} times the work")
 #
 # **Suspects.** (a) The tokenizer. (b) Ties between equally likely tokens. (c) A rule that draws. (d) Something random inside the model.
 #
-# (c) is out: the rule was `greedy_choice`. **Instrument:** give the model the same ids twice, and compare the first step's logits. The tokenizer comes before, the choice after: unequal logits would convict (d). **Predict.** Are they equal?
+# (c) is out: the rule was `greedy_choice`. **Instrument:** compare the first step's logits for the same ids, twice. The tokenizer comes before, the choice after: unequal logits would convict (d). **Predict.** Are they equal?
 
 # %%
 src = pad_rows([source_ids("Ein Hund schläft im Garten.", trained.tokenizer)] * 2)  # (2, S)
@@ -574,7 +574,7 @@ for training in (True, False):
     print(f"training mode {training}: equal logits {torch.allclose(*logits)}")
 
 # %% [markdown]
-# **Culprit:** (d). The model is in training mode, where dropout sets a fifth of the numbers that it acts on to 0 at random. It has learned to live with that: hence the fluent text. **Predict.** What does it cost on 30 captions: 1 point of BLEU, 5, or 10?
+# **Culprit:** (d). The model is in training mode, where dropout sets a fifth of the numbers that it acts on to 0 at random. It learned to live with that: hence the fluent text. **Predict.** What does it cost on 30 captions: 1 point of BLEU, 5, or 10?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -591,7 +591,7 @@ assert scores[0] - sum(scores[1:]) / 4 > 2
 # %% [markdown]
 # It costs about 5 on these 30. To find it, compare logits twice; to mend it, `.eval()`.
 #
-# The Annotated Transformer translates Multi30k without `.eval()`. Our `greedy_decode` and `beam_search` switch dropout off; `write_one_by_one` trusts its caller.
+# The Annotated Transformer translates Multi30k without `.eval()`. Our `greedy_decode` and `beam_search` switch dropout off; `write_one_by_one` doesn't.
 #
 # ## Sampling
 #
@@ -657,7 +657,6 @@ for settings, share in (  # of the likeliest
     ((0.5, 0, 0.7), 1.0),  # the temperature comes first
 ):
     assert math.isclose(sharpened(shares.log(), *settings)[0, 1], share), f"wrong for {settings}"
-assert sharpened(torch.zeros(1, 4), 1.0).dtype == torch.float64, "draw in float64"
 
 # %% [markdown]
 # What comes after *An older man*? **Predict.** How many of the 8,192 pieces are in the real model's nucleus of 0.9?
@@ -673,7 +672,7 @@ pieces = [trained.tokenizer.decode([i]) for i in top.indices.tolist()]
 searching.next_word_chart(pieces, top.values.tolist())
 
 # %% [markdown]
-# Three. All others share 0.08, so of texts of ten such pieces only $0.923^{10} = 45\%$ stay in the nucleus all the way.
+# Three. All others share 0.08, so of texts of ten such pieces only $0.923^{10} = 45\%$ stay inside.
 
 
 # %%
@@ -736,7 +735,7 @@ for text, row, log_prob in zip(drawn, rows, log_probs.tolist(), strict=True):
     print(f"{log_prob:6.1f} {log_prob / len(row):6.2f}  {text}")
 
 # %% [markdown]
-# The likeliest, by either number, is *People repair the roof of a house*. **Predict.** Which text wins the vote? Which comes second?
+# By either number *People repair the roof of a house* is likeliest. **Predict.** Which text wins the vote? Which comes second?
 
 # %%
 agreement = torch.tensor([[sentence_chrf(h, y) for y in drawn] for h in drawn])  # (10, 10)
@@ -749,7 +748,7 @@ searching.agreement_chart(agreement, drawn)
 # %%
 ways = pd.DataFrame([*record["sampling"], *load_record("choices-multi30k")["choices"]])
 ways = ways.fillna({"temperature": 0.6, "top_p": 1.0, "choice": "one draw"})
-ways[["temperature", "top_p", "choice", "bleu", "length_ratio", "chrf2"]].fillna("")
+ways[["temperature", "top_p", "choice", "bleu", "length_ratio", "chrf2"]]
 
 # %% [markdown]
 # A plain draw costs 14 BLEU against greedy's 41.2; the nucleus brings 6 back, a low temperature nearly all. In BLEU log p / T chooses as well as the vote, and both are level with a beam of 5 at α = 0.6 (42.0). As in the curse, length matters: log p alone is below both with each seed, since its texts are short. The vote's aren't short, but match less. It leads in chrF2, by which it votes.
@@ -757,7 +756,7 @@ ways[["temperature", "top_p", "choice", "bleu", "length_ratio", "chrf2"]].fillna
 # ## Summary
 #
 # - Greedy decoding can't go back. Beam search keeps K prefixes.
-# - Likelihood favours short texts; a length penalty balances that. Wider beams match better, and write less.
+# - Likelihood favours short texts; a length penalty balances that.
 # - In training mode a model translates fluently, worse, and often differently.
 # - A cache keeps keys and values, so a step computes only one token.
 # - The best of 16 draws, chosen by log p / T or by vote, equals a beam.
@@ -786,7 +785,7 @@ check(misleading_table)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# A prefix only loses probability as it grows: one less likely than a *finished* text can't win. Write `likeliest_text(model, src, max_len)` for one source (1, S), without dropout. A text ends with `</s>`, or is cut at `max_len` tokens. Always continue the likeliest open prefix.
+# A prefix only loses probability as it grows: one less likely than a *finished* text can't win. Write `likeliest_text(model, src, max_len)` for one source (1, S), without dropout. A text ends with `</s>` or at `max_len` tokens. Always continue the likeliest open prefix. `solution("likeliest_text")` shows ours.
 
 
 # %%
