@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 7 · Multi30k
 #
-# After this chapter you can turn captions into the batches of numbers that a Transformer is trained on, and say what unknown words and padding cost.
+# After this chapter you can turn captions into the batches that a Transformer is trained on, and say what unknown words and padding cost.
 #
 # | | |
 # |---|---|
@@ -24,9 +24,9 @@
 # | Time | 20 minutes to read, 50 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 6 · Training](ch06_training.ipynb) · [Chapter 8 · Decoding](ch08_decoding.ipynb) |
 #
-# *If you read only three cells:* what unknown words cost in section 3, the tree of merges in section 4, and the curve of the case in section 7.
+# *If you read only three cells:* the BLEU of section 3, the tree of section 4, the curve of section 7.
 #
-# Shapes in all chapters: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. Here the source is German and the target is English.
+# Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. The source is German, the target English.
 
 # %% tags=["bootstrap"]
 import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
@@ -39,7 +39,6 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 # %%
 import io
 import random
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -55,40 +54,40 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from scripts import ROOT, Late
 from scripts.book.charts import titled
 from scripts.book.exercises import check, outcome
-from scripts.book.figures.captions import merge_tree, shift_curve, two_batches
+from scripts.book.figures.captions import merge_tree, shift_curve, two_batches, vocabulary_costs
 from scripts.book.instruments import count_flops
 from scripts.book.records import load_record
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import BOS, EOS, PAD, UNK, Batch
 from scripts.corpora.load import load_corpus
+from scripts.corpora.plain import plain_text
 
 pd.set_option("display.max_colwidth", None)  # show whole sentences
-torch.set_default_dtype(torch.float64)  # the same numbers on every machine
 
 # %% [markdown]
 # ## 1 · Twenty captions
 #
-# > **In short.** Read your data before you train on it. People wrote these captions: with typos, free translations and a missing line.
+# > **In short.** Read your data. People wrote these captions: with typos, free translations and a missing line.
 #
-# **Multi30k** holds English captions of photographs from Flickr, translated into German by professional translators; we translate the translations back. What this notebook counts in Multi30k comes from a record, made from the real files by `python -m scripts.studies.corpus --save`. *Predict:* what is wrong with each of the last eight of these twenty training pairs?
+# **Multi30k** holds English captions of photographs from Flickr, translated into German by professional translators; we translate the translations back. All figures about it come from a record (`python -m scripts.studies.corpus --save`). *Predict:* what is wrong with each of the last eight of these twenty training pairs?
 
 # %%
 facts = load_record("multi30k-corpus")
-captions = {line: (german, english) for line, german, english in facts["captions"]}
+captions = {line: pair for line, *pair in facts["captions"]}
 print(", ".join(f"{split}: {count:,} pairs" for split, count in facts["pairs"].items()))
 pd.DataFrame(captions.values(), index=list(captions), columns=["German", "English"])
 
 # %% [markdown]
-# *Keiner Hund* should be *kleiner Hund* (small dog): without its l the word means *no*. *Kletter*, *Hintrgrund* and *plying a guitar* lack a letter too; *stadning* has two swapped. *Eine Videospiel* has the wrong gender and *A Oklahoma football player* the wrong article. Line 16,498 is translated freely, and line 16,663 not at all: `@@`. Line 2,900, above, is wrong too: a person *on* the bus now looks *at* one.
+# *Keiner Hund* should be *kleiner Hund* (small dog): without its l the word means *no*. *Kletter*, *Hintrgrund* and *plying a guitar* lack a letter too; *stadning* has two swapped. *Eine Videospiel* has the wrong gender, *A Oklahoma football player* the wrong article. Line 16,498 is translated freely, line 16,663 not at all: `@@`. Line 2,900 is wrong too: a person *on* the bus now looks *at* one.
 #
-# `load_corpus("multi30k")` gives a dictionary from each split to its (German, English) pairs: `train` is for learning, `val` for choosing, and the test sets for when all choices are made. It downloads the corpus once, or reads the folder `MULTI30K_DIR`. The host of the Annotated Transformer's data is gone, so our second corpus and our tokenisers need no download.
+# `load_corpus("multi30k")` gives a dictionary from each split to its (German, English) pairs: `train` is for learning, `val` for choosing, and the test sets for when all choices are made. It downloads the corpus once, or reads the folder `MULTI30K_DIR`. The Annotated Transformer's data has lost its host; our second corpus and our tokenisers need no download.
 #
 # ## 2 · A corpus that needs no download
 #
 # > **In short.** `load_corpus("sample")` makes 7,000 captions, 6,000 of them to train on, from a small lexicon and a few rules. Its German is correct, and a small model learns it in minutes.
 #
-# The grammar, [`scripts/corpora/sample.py`](../scripts/corpora/sample.py), has what is hard in German: endings for case, gender and number; a verb that comes last after *weil* (because); and verbs that split. *Heben … auf* means *pick up* and *heben … hoch* means *lift*.
+# What is hard in German? Endings for case, gender and number; a verb that comes last after *weil* (because); verbs that split: *heben … auf* means *pick up*, *heben … hoch* means *lift*. The [grammar](../scripts/corpora/sample.py) has them all.
 
 # %%
 corpus = load_corpus("sample")
@@ -97,13 +96,13 @@ for phrase in ("heben eine", " hoch.", ", weil", ", die"):
     print(f"{german}\n    {english}")
 
 # %% [markdown]
-# Does a model learn words, or whole phrases by heart? One pair of adjective and noun, or of verb and object, in twelve is **held out**, such as *sad* with *chef*: it occurs only in a split of its own, `test_unseen`. Our sample model's BLEU is 96.0 there and 96.8 on `test`. One wrong word in each held-out pair would leave 79: it learned words.
+# Does a model learn words, or phrases by heart? One pair of adjective and noun, or of verb and object, in twelve is **held out**, such as *sad* with *chef*: it occurs only in the split `test_unseen`. Our sample model's BLEU (0 to 100, chapter 10) is 96.0 there and 96.8 on `test`: it learned words.
 #
 # ## 3 · Words, and the words that are missing
 #
-# > **In short.** A tokeniser cuts text into words and marks. A vocabulary numbers the frequent words of the training text. Others become `<unk>`.
+# > **In short.** A tokeniser cuts text into words and marks. A vocabulary numbers the frequent words; others become `<unk>`.
 #
-# Split at spaces, *"Der Mann, der lacht."* gives *Mann,* and *lacht.*, unrelated to *Mann* and *lacht*. spaCy's rules cut marks off, and know when not to.
+# What is a word? Split at spaces, *"Der Mann, der lacht."* gives *Mann,* and *lacht.*, unrelated to *Mann* and *lacht*. spaCy's rules cut marks off, and know when not to.
 
 
 # %%
@@ -121,7 +120,7 @@ tokenizers = word_tokenizer("de"), word_tokenizer("en")
 print(" | ".join(tokenizers[0]("Der Mann, der lacht, trägt z.B. einen Hut.")))
 
 # %% [markdown]
-# The vocabulary is a dictionary: first chapter 6's four special entries, then the words, from frequent to rare, that occur at least `min_freq` times.
+# The vocabulary is a dictionary: chapter 6's four special entries, then the words that occur at least `min_freq` times, from frequent to rare.
 
 # %%
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
@@ -142,7 +141,7 @@ def unknown_rate(sentences: Iterable[list[str]], vocab: dict[str, int]) -> float
 
 
 # %% [markdown]
-# Torchtext, which the Annotated Transformer uses, gives the same numbers (in its release 0.6):
+# The Annotated Transformer's torchtext gives the same numbers (in release 0.6):
 
 # %%
 german = [tokenizers[0](text) for text, _ in corpus["train"]]
@@ -154,11 +153,11 @@ assert vocab == torchtext.Vocab(counts, specials=list(SPECIALS)).stoi
 print([vocab.get(word, UNK) for word in tokenizers[0]("Ein Quantencomputer lacht.")])  # 1 is <unk>
 
 # %% [markdown]
-# **Pitfall.** The Annotated Transformer builds its vocabulary from training, validation and test text together. Then its count of unknown words in new sentences comes out too low.
+# **Pitfall.** The Annotated Transformer builds its vocabulary from training, validation and test text together. Then it counts too few unknown words in new sentences.
 #
-# **How much do unknown words cost?** BLEU (chapter 10) counts which runs of one, two, three and four words a translation shares with a reference; 100 means all, and a short translation loses points. A perfect model that marks unknown words writes the reference with `<unk>` in their places.
+# **How much do unknown words cost?** BLEU counts which runs of one to four words a translation shares with a reference, and a short translation loses points. A perfect model that marks unknown words writes the reference with `<unk>` in their places.
 #
-# *Predict:* of the sample's English test words, 2.5% occur fewer than 20 times in training. If they are unknown, how many points are lost: about 1, 2.5 or 7? Does a model that leaves them out lose more?
+# *Predict:* 2.5% of the sample's English test words occur fewer than 20 times in training. If they are unknown, does BLEU lose 1 point, 2.5 or 7? Does a model that leaves them out lose more?
 
 
 # %%
@@ -177,21 +176,21 @@ print(f"{unknown:.1%} unknown: BLEU {marked:.1f} marked, {left_out:.1f} left out
 print(f"expected: {100 * (1 - unknown) ** 2.5:.1f}")
 
 # %% [markdown]
-# Seven points are lost, since an unknown word spoils every run that it stands in. If a share $u$ of the words, scattered, is unknown, $(1-u)^n$ of the runs of $n$ words have none. BLEU takes the geometric mean over $n = 1, …, 4$, which is $(1-u)^{(1+2+3+4)/4} = (1-u)^{2.5}$: here a point too much. A word at a sentence's edge stands in fewer runs, but no unknown word stands there.
+# Seven points are lost, since an unknown word spoils every run that it stands in. If a share $u$ of the words, scattered, is unknown, $(1-u)^n$ of the runs of $n$ words have none. BLEU takes the geometric mean over $n = 1, …, 4$, which is $(1-u)^{(1+2+3+4)/4} = (1-u)^{2.5}$. That is a point too high here: words at a sentence's edge stand in fewer runs, but no unknown word stands there.
 #
-# Leaving words out loses *less*. A missing word spoils $n-1$ runs of $n$ words and not $n$; the penalty for short translations takes back nearly all of that. In Multi30k's validation set (*leaky*: with a vocabulary that has seen validation and test text; German rows are for translating into German):
+# Leaving words out loses *less*. A missing word spoils $n-1$ runs of $n$ words and not $n$; the penalty for short translations takes back nearly all of that. In Multi30k's validation set (*leaky*: the vocabulary has seen validation and test text; *de*: if we translated into German):
 
 # %%
 pd.DataFrame(facts["unknown"]).set_index(["language", "min_freq"])
 
 # %% [markdown]
-# Leaving out wins in all eight rows. The formula is right to half a point up to 8% unknown. At the Annotated Transformer's `min_freq=2`, its leaky vocabulary misses 1.25% of the English words, and ours 2.05%.
+# Leaving out wins in all eight rows. The formula is right to half a point up to 8% unknown. At the Annotated Transformer's `min_freq=2`, its leaky vocabulary seems to miss 1.25% of the English words; an honest one misses 2.05%.
 #
 # ## 4 · Subwords
 #
 # > **In short.** Start from letters. Again and again, join the two neighbours that stand together most often. Frequent words become one piece; rare words stay in several.
 #
-# This is byte-pair encoding (BPE), which the paper uses. Each word ends with a mark `</w>`, so *est* at a word's end differs from *est* inside it. Each merge adds one entry, so you choose the vocabulary's size $V$.
+# *Fahrradhund* (bicycle dog) is in no dictionary. Must it be `<unk>`? Not with byte-pair encoding (BPE), which the paper uses. Each word ends with a mark `</w>`, so *est* at a word's end differs from *est* inside it. Each merge adds one entry, so you choose the vocabulary's size $V$.
 #
 # **Your turn.** Write `merge_pair`, which joins one pair in one word.
 
@@ -213,7 +212,7 @@ assert merge_pair(("a", "a", "a"), ("a", "a")) == ("aa", "a"), "a letter is join
 assert merge_pair(("be", "e", "ab", "ee"), ("b", "ee")) == ("be", "e", "ab", "ee"), "whole pieces"
 
 # %% [markdown]
-# The text of Sennrich's paper has four words: *low* 5 times, *lower* 2, *newest* 6, *widest* 3. *Predict* the first merge. Then write `learn_merges`.
+# Sennrich's example has four words: *low* 5 times, *lower* 2, *newest* 6, *widest* 3. *Predict* the first merge. Then write `learn_merges`.
 
 
 # %% tags=["yours"]
@@ -240,12 +239,11 @@ def learn_merges(words: dict[str, int], merges: int) -> list[tuple[str, str]]:
 merges = learn_merges({"low": 5, "lower": 2, "newest": 6, "widest": 3}, merges=10)
 print(", ".join(a + "+" + b for a, b in merges))
 assert ["".join(pair) for pair in merges[:6]] == ["es", "est", "est</w>", "lo", "low", "ne"]
-assert len(merges) == 10
 
 # %% [markdown]
 # The first merge is e+s, which stands in *newest* and *widest*: 6 + 3 times. The pairs s+t and t+`</w>` are as frequent, but are met later.
 #
-# To *apply* the merges to a new word, always join the neighbours whose joined piece was learned first. *Predict:* which pieces of *lowest* are joined first, and where does it end? Then write `merge_steps`.
+# To *apply* the merges to a new word, always join the neighbours whose joined piece was learned first. *Predict:* which pieces of *lowest* are joined first, and which are left? Then write `merge_steps`.
 
 
 # %% tags=["yours"]
@@ -277,31 +275,13 @@ titled(
 )
 
 # %% [markdown]
-# The pair e+s is joined first. *Lowest* ends as stem and ending: nobody taught BPE grammar, but both are frequent.
+# The pair e+s is joined first, and stem and ending are left: nobody taught BPE grammar, but both are frequent.
 #
 # ### SentencePiece
 #
-# We use SentencePiece, which marks where a word *begins* (▁) instead of where it ends. One **joint** model serves both languages, so they can share one table (chapter 5).
+# We use SentencePiece, which marks where a word *begins* (▁). One **joint** model serves both languages, so they can share one table (chapter 5).
 #
-# Multi30k hardly needs it, but text that users paste holds soft hyphens and other unseen characters. What looks the same should translate the same, so `plain_text` comes first.
-
-
-# %%
-INVISIBLE = re.compile(  # Unicode's default-ignorable letters, and control characters
-    "[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"
-    "\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
-    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-)
-BLANK = re.compile(r"[\s\u2800]")
-LOOKALIKES = str.maketrans(  # hyphens, dashes, apostrophes, a low quotation mark, a capital
-    "\u2010\u2011\u2012\u2212\u02bc\xb4\u2032\u201a\u1e9e", "--––’’’,ß"
-)
-
-
-def plain_text(text: str) -> str:
-    """`text` without what can't be seen, with plain spaces, and with the commoner of two lookalikes."""
-    return BLANK.sub(" ", INVISIBLE.sub("", text)).translate(LOOKALIKES)
-
+# Text that users paste holds soft hyphens and other unseen characters. What looks the same should translate the same, so [`plain_text`](../scripts/corpora/plain.py) comes first.
 
 # %%
 assert plain_text("Fuß\xadball\u2060spieler\xa0\u2010 STRA\u1e9eE") == "Fußballspieler - STRAßE"
@@ -364,7 +344,7 @@ class BPETokenizer:
 
 
 # %% [markdown]
-# Our Multi30k model's tokenizer has 8,192 pieces: four special ones, the merges in the order of learning, then 100 single characters. So `merge_steps` can replay how it splits words. *Fahrradhund* (bicycle dog) is in no dictionary. *Predict* its pieces.
+# Our Multi30k model's tokenizer has 8,192 pieces: four special ones, the merges in the order of learning, then 100 single characters. So `merge_steps` can replay how it splits words. *Predict* the pieces of *Fahrradhund*.
 
 # %%
 bpe = BPETokenizer.load(ROOT / "models/multi30k-de-en/tokenizer.model")
@@ -379,37 +359,44 @@ titled(
 )
 
 # %% [markdown]
-# *Fahrradhund* does fall into its two words. But BPE knows frequencies and no meaning. This is a rainbow trout, *Regenbogen* and *Forelle*:
+# It falls into its two words. But BPE knows frequencies and no meaning. This is a rainbow trout, *Regenbogen* and *Forelle*:
 
 # %%
 print(" ".join(bpe.pieces("Regenbogenforelle")))
 
 # %% [markdown]
-# `<unk>` is left for characters that the training text lacks. (Large models start from bytes, and need no `<unk>`.)
+# Only characters that the training text lacks become `<unk>`. (Large models start from bytes, and need none.)
 #
 # ### How large a vocabulary?
 #
-# A larger vocabulary makes shorter sentences. Attention compares all pairs of positions, so its cost grows with the *square* of the length. *Predict:* by what factor does the work of an encoder layer fall when 28 pieces become 14?
+# A larger vocabulary makes shorter sentences, and attention's cost grows with the *square* of the length. *Predict:* when 28 pieces become 14, by what factor does an encoder layer's work fall?
 
 # %%
 layer = make_model(8, 8, N=1, d_model=256, d_ff=1024, h=8).encoder  # chapter 9's size
-products = {n: count_flops(layer, torch.zeros(1, n, 256)) for n in (14, 28, 256, 512)}
-print(f"28 pieces take {products[28] / products[14]:.2f} times the work of 14;")
-print(f"512 pieces take {products[512] / products[256]:.2f} times that of 256")
+long, short = (count_flops(layer, torch.zeros(1, n, 256)) for n in (28, 14))
+print(f"28 pieces take {long / short:.2f} times the work of 14")
 
 # %% [markdown]
-# The work falls by a factor of 2.02. In captions the square is about 1% of a layer's work; the rest is done at *each position*, and halves with the length. But the generator, which makes V scores for each target token, grows with V. *Predict:* of 1,024 to 8,192, which V takes chapter 9's model the fewest operations per pair, on average over Multi30k's validation set?
+# By 2.02. In captions the square is about 1% of a layer's work; the rest is done at *each position*. But the generator makes V scores for each target token. *Predict:* of 1,024 to 8,192, which V takes chapter 9's model the fewest operations?
 
 # %%
-sizes = pd.DataFrame(facts["tokens"]).rename(columns="{} pieces".format)
-sizes.assign(**{"million operations": facts["operations"]}).rename_axis("V").round(1)
+tokens, operations = facts["tokens"], facts["operations"]  # by V; operations in millions
+generator = {v: 2 * 256 * int(v) * (n + 1) / 1e6 for v, n in tokens["English"].items()}
+assert min(operations, key=operations.get) == "4096"
+titled(
+    vocabulary_costs(tokens, operations, generator),
+    "Up to 4,096 pieces, shorter sentences save more than the generator costs",
+    "Chapter 9's model, mean of Multi30k's validation pairs: German + English pieces.",
+)
 
 # %% [markdown]
-# 4,096 pieces take the fewest. At 8,192 sentences are up to a tenth shorter, but the generator alone takes 27% of the operations. We take 8,192, without having compared BLEU: fewer steps when decoding (chapter 8), for 6% more operations and a million more parameters.
+# 4,096 pieces take the fewest. At 8,192 sentences are up to a tenth shorter, but the generator takes 27% of the operations. We take 8,192, without having compared BLEU: decoding (chapter 8) needs fewer steps, for 6% more operations and a million more parameters.
 #
 # ## 5 · Two captions, one batch
 #
-# > **In short.** The source ends with `</s>`. The target begins with `<s>` and ends with `</s>`, which teaches the model to stop. Then rows are padded to one length.
+# > **In short.** The source ends with `</s>`. The target begins with `<s>` and ends with `</s>`, which teaches the model to stop. Rows are padded to one length.
+#
+# What does the model get to see of *Ein keiner Hund springt ins Wasser*?
 
 
 # %%
@@ -450,8 +437,7 @@ def pad_rows(rows: Sequence[Sequence[int]]) -> torch.Tensor:
 
 # %%
 rows = [[5, 6, 3], [7, 3], [8, 9, 10, 11, 3]]
-tensors = [torch.tensor(row) for row in rows]
-theirs = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=PAD)
+theirs = torch.nn.utils.rnn.pad_sequence([*map(torch.tensor, rows)], True, PAD)
 torch.testing.assert_close(pad_rows(rows), theirs)
 
 
@@ -462,7 +448,7 @@ def make_batch(examples: Sequence[Example]) -> Batch:
 
 
 # %% [markdown]
-# Two of the captions above become a batch. *Predict:* how many pieces is the typo *keiner*?
+# *Predict:* how many pieces is the typo *keiner*?
 
 # %%
 two = [captions[22112], captions[1691]]
@@ -470,25 +456,24 @@ batch = make_batch(encode_pairs(two, bpe))
 for (german, _), ids in zip(two, batch.src.tolist(), strict=True):
     print(" ".join(bpe.pieces(german)), ids, sep="\n")
 print("tgt  ", batch.tgt.tolist(), "\ntgt_y", batch.tgt_y.tolist())
-print("tgt_mask", tuple(batch.tgt_mask.shape), "and", batch.ntokens, "labels that count")
 assert [bpe.decode(row) for row in batch.src.tolist()] == [german for german, _ in two]
-assert [bpe.decode(row) for row in batch.tgt_y.tolist()] == [english for _, english in two]
 
 # %% [markdown]
 # *Keiner* is three pieces, where *kleiner* would be one.
-
-# %% [markdown]
-# **Pitfall.** A sentence that is too long for the position table (chapter 3) must be cut. The Annotated Transformer adds `</s>` first and cuts afterwards, so a long sentence loses it. Cut first. (Multi30k's training captions need no cut: the longest has 53 tokens.)
+#
+# **Pitfall.** A sentence that is too long for the position table (chapter 3) must be cut. The Annotated Transformer adds `</s>` first and cuts afterwards, so a long sentence loses it. (Of Multi30k's captions the longest has 53 tokens.)
 
 # %%
-(long,) = encode_pairs([captions[25091]], bpe, max_len=16)
-assert (len(long.src), long.src[-1]) == (16, EOS)
+(example,) = encode_pairs([captions[25091]], bpe, max_len=16)
+assert (len(example.src), example.src[-1]) == (16, EOS)
 assert EOS not in [BOS, *bpe.encode(captions[25091][0]), EOS][:16]  # the wrong version
 
 # %% [markdown]
 # ## 6 · Batches that waste little
 #
 # > **In short.** A tensor is a rectangle. Padding fills what sentences leave empty. Sentences of similar length leave little.
+#
+# **Pitfall.** The Annotated Transformer's text says "absolutely minimal padding", but its code pads every pair to 72 tokens or 128. *Predict:* at 72, how much of what it computes is padding?
 #
 # With rows of lengths $n_1, …, n_B$, the share of the rectangle that is padding is
 #
@@ -518,9 +503,7 @@ assert padding_share(lengths, [[0, 1]]) == 1 - 14 / 16
 assert padding_share(lengths, [[0, 1], [2]]) == 1 - 62 / 64, "add up first, divide once"
 
 # %% [markdown]
-# **Buckets**: shuffle, sort by length, cut into batches of at most so many *tokens*, padding included, then shuffle the batches.
-#
-# **Your turn.** Write `token_batches`.
+# **Buckets**: shuffle, sort by length, cut into batches of at most so many *tokens*, padding included, then shuffle the batches. **Your turn.** Write `token_batches`.
 
 
 # %% tags=["yours"]
@@ -538,21 +521,16 @@ def token_batches(
         rng.shuffle(order)  # the sort is stable, so this order remains among equals
     order.sort(key=lambda i: (len(examples[i].tgt), len(examples[i].src)))
     batches: list[list[int]] = []
-    batch: list[int] = []
     longest = 0
     for i in order:
         length = max(len(examples[i].src), len(examples[i].tgt))
         if length > max_tokens:
-            raise ValueError(
-                f"a sentence of {length} tokens does not fit {max_tokens} a batch: raise max_tokens"
-            )
+            raise ValueError(f"a sentence has {length} tokens: raise max_tokens from {max_tokens}")
         longest = max(longest, length)
-        if longest * (len(batch) + 1) > max_tokens:
-            batches.append(batch)
-            batch, longest = [], length
-        batch.append(i)
-    if batch:
-        batches.append(batch)
+        if not batches or longest * (len(batches[-1]) + 1) > max_tokens:
+            batches.append([])
+            longest = length
+        batches[-1].append(i)
     if rng is not None:
         rng.shuffle(batches)
     return batches
@@ -565,15 +543,13 @@ assert outcome(token_batches, toy, 8) == "ValueError", "nine tokens don't fit"
 
 tokenizer = BPETokenizer.train([text for pair in corpus["train"] for text in pair], 1000)
 train = encode_pairs(corpus["train"], tokenizer)
-in_order = token_batches(train, 1024)
 buckets = token_batches(train, 1024, random.Random(0))
 assert sorted(sum(buckets, [])) == [*range(len(train))], "each example once"
-assert buckets == token_batches(train, 1024, random.Random(0)), "all chance comes from rng"
-assert sorted(map(sorted, buckets)) != sorted(map(sorted, in_order)), "shuffle equal lengths"
-assert sorted(buckets, key=lambda batch: len(train[batch[0]].tgt)) != buckets, "shuffle the batches"
+assert sorted(map(sorted, buckets)) != sorted(map(sorted, token_batches(train, 1024))), "mixed"
+assert sorted(buckets, key=lambda batch: len(train[batch[0]].tgt)) != buckets, "batches, too"
 
 # %% [markdown]
-# Sixteen sources drawn from all, and sixteen from the bucket of median padding:
+# Sixteen sources of all, and sixteen of the bucket of median padding:
 
 # %%
 lengths = [(len(e.src), len(e.tgt)) for e in train]
@@ -590,10 +566,10 @@ titled(
 )
 
 # %% [markdown]
-# **Pitfall.** The Annotated Transformer's text says "absolutely minimal padding", but its code pads every pair to 72 tokens or 128:
+# And all batches, beside a fixed width of 72?
 
 # %%
-FIXED_WIDTH = 72
+FIXED_WIDTH = 72  # the Annotated Transformer's
 
 
 def padding_table(examples: Sequence[Example], max_tokens: int) -> dict[str, float]:
@@ -616,11 +592,11 @@ padding = pd.DataFrame({"sample": padding_table(train, 2048), "Multi30k": facts[
 padding.map("{:.0%}".format)
 
 # %% [markdown]
-# A bucket has at most 2,048 tokens a side. A random batch holds as many sentences as the average bucket, and so in Multi30k twice the cells; cut at 2,048 it is still half padding. Buckets compute less than a quarter of the fixed width's cells.
+# At 72 three quarters of the cells are padding; buckets compute less than a quarter of those cells. (Random batches hold as many sentences as the average bucket. Cut at 2,048 tokens a side, as buckets are, Multi30k's would still be half padding.)
 #
 # ## 7 · Case: the caption that isn't there
 #
-# > **Symptom.** Somebody reads two files of translations, line by line. The first pairs are right. Later ones aren't, and no error was raised.
+# > **Symptom.** Somebody reads two files of translations, line by line. The first pairs are right, later ones aren't, and no error was raised.
 
 # %%
 german_lines, english_lines = map(list, zip(*corpus["train"], strict=True))
@@ -645,19 +621,19 @@ def length_correlations(pairs: Sequence[tuple[str, str]], window: int = 250) -> 
 
 
 # %%
-shifted, right = length_correlations(pairs), length_correlations(corpus["train"])
-later = length_correlations([*zip(german_file.splitlines()[1:], english_lines, strict=True)])
-assert min(shifted[i] for i in range(0, 2000, 250)) > 0.7
-assert max(shifted[i] for i in range(2000, 6000, 250)) < 0.3
-assert min(later[i] for i in range(2000, 6000, 250)) > 0.7
+as_read = length_correlations(pairs)
+next_line = length_correlations([*zip(german_file.splitlines()[1:], english_lines, strict=True)])
+before, after = range(0, 2000, 250), range(2000, 6000, 250)
+assert min(as_read[i] for i in before) > 0.7 > 0.3 > max(as_read[i] for i in after)
+assert min(next_line[i] for i in after) > 0.7
 titled(
-    shift_curve({"splitlines": shifted, "split at \\n": right, "German one line on": later}),
-    "Up to about line 2,000 the lengths agree, and then they don't",
-    "Lengths in 250 lines at a time. Taking the next German line repairs the rest.",
+    shift_curve({"as read": as_read, "next German line": next_line}),
+    "After line 2,000 it is the next German line that fits",
+    "How well the lengths of both sides agree, in 250 lines at a time.",
 )
 
 # %% [markdown]
-# Free translation would weaken the curve everywhere. A shuffle from line 2,000 on would look the same, but then moving one file by a line would repair nothing. Here it does: suspect 2 or 4. Count the lines:
+# Free translation would weaken the whole curve. After a shuffle, no line further on would fit. Here it does: suspect 2 or 4. Count the lines:
 
 # %%
 print(len(german_file.splitlines()), "and", len(english_file.splitlines()), "lines by splitlines;")
@@ -666,14 +642,14 @@ first = next(line for line in german_file.split("\n") if len(line.splitlines()) 
 print(ascii(first))  # this search misses a case: exercise 1
 
 # %% [markdown]
-# **Culprit.** The reader. Python's `splitlines` also splits at rare characters that don't end a line in a text file, here U+2028. One of them shifts every later pair, and `zip` with `strict=False` stays silent. Our [`read_lines`](../scripts/corpora/multi30k.py) splits only at `\n`, and we zip with `strict=True`.
+# **Culprit.** The reader. Python's `splitlines` also splits at rare characters that end no line of a text file, here U+2028. One shifts every later pair, and `zip` with `strict=False` stays silent. Our [`read_lines`](../scripts/corpora/multi30k.py) splits only at `\n`, and we zip with `strict=True`.
 #
 # ## Summary
 #
-# - Read your data, count lines, correlate lengths.
+# - Read your data, and correlate lengths.
 # - Vocabulary and subwords come from the training split alone.
 # - A small share $u$ of unknown words leaves about $100\,(1-u)^{2.5}$ points of BLEU.
-# - Byte-pair encoding writes all words of known characters, with a vocabulary of the size that you choose.
+# - Byte-pair encoding writes all words of known characters, with as many pieces as you choose.
 # - Cut first, then add `</s>`. Batch by tokens, in buckets of similar length.
 #
 # ## What the paper did that we don't
@@ -707,7 +683,7 @@ check(first_shift)
 #
 # *code · difficulty ●●○ · worth ●●● · 15 minutes*
 #
-# In attention a row of width $w$ has $w^2$ scores. Find the share of one side's self-attention scores that have a padded query or a padded key. `lengths` holds the sentences' lengths, `batches` lists of indices. `solution("wasted_scores")` shows ours.
+# In self-attention a row of width $w$ has $w^2$ scores. What share of one side's scores has a padded query or a padded key? `lengths` holds the sentences' lengths, `batches` lists of indices. `solution("wasted_scores")` shows ours.
 
 
 # %%

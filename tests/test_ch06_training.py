@@ -26,7 +26,6 @@ from scripts.ch06_training import (
     copied,
     copy_batches,
     cosine_rate,
-    gradient_of,
     greedy_decode,
     grouped,
     learn_to_copy,
@@ -39,6 +38,7 @@ from scripts.ch06_training import (
 )
 from scripts.core.data import batches_of, epoch_plan, prepare
 from scripts.core.settings import PRESETS, build_model, inverse_sqrt_rate
+from scripts.exercises.ch06 import gradient_of
 from scripts.studies import warm_up
 from scripts.studies.runner import Plan, these
 

@@ -18,10 +18,11 @@ from torch.nn.utils import parameters_to_vector
 from scripts.book.exercises import check, find, modules_by_name, same, solution, solution_results
 from scripts.ch01_attention import attention, masked_softmax
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, split_heads
-from scripts.ch06_training import LabelSmoothing, copy_batches, gradient_of, tiny_model, train_step
+from scripts.ch06_training import LabelSmoothing, copy_batches, tiny_model, train_step
 from scripts.ch19_ablations import patient
 from scripts.ch22_todays_block import rotated, rotated_in_halves
 from scripts.ch23_long_memory import delta_attention
+from scripts.exercises.ch06 import gradient_of
 
 NAMES = modules_by_name()
 WORTH = r"# \*(think|code|project) · difficulty [●○]{3} · worth [●○]{3} · \d+ minutes\*"

@@ -23,13 +23,14 @@ from conftest import ROOT
 
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch06_training import BOS, EOS, PAD, UNK, greedy_decode
-from scripts.ch07_multi30k import BPETokenizer, encode_pairs, plain_text, source_ids
+from scripts.ch07_multi30k import BPETokenizer, encode_pairs, source_ids
 from scripts.ch08_decoding import beam_search
 from scripts.ch15_looking_inside import look_at, piece_label
 from scripts.core.data import TrainingData
 from scripts.core.models import DEFAULT_MODEL, load_model
 from scripts.core.settings import PRESETS, TrainConfig
 from scripts.corpora.load import load_corpus
+from scripts.corpora.plain import plain_text
 from scripts.fast.run import fit
 from scripts.fast.translating import fast_translate
 

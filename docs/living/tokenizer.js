@@ -18,7 +18,7 @@ const LOOKALIKES = {
   ...{ "\u02bc": "’", "\xb4": "’", "\u2032": "’", "\u1e9e": "ß" },
 };
 
-/** Chapter 7's `plain_text`: texts that look the same become the same. */
+/** The tokenizer's `plain_text`: texts that look the same become the same. */
 export function plainText(text) {
   const seen = text.replace(INVISIBLE, "").replace(BLANK, " ");
   return Array.from(seen, (letter) => LOOKALIKES[letter] ?? letter).join("");

@@ -35,6 +35,19 @@ def count_flops(function: Callable[..., object], *inputs: Tensor) -> int:
     return counter.get_total_flops()
 
 
+@contextmanager
+def dropout_off(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block; afterwards every part is as it was, even after an error."""
+    was_training = [part for part in model.modules() if part.training]
+    for part in was_training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in was_training:
+            part.training = True
+
+
 def count_calls(module: nn.Module, action: Callable[[], Tensor]) -> tuple[int, Tensor]:
     """How often `module` was called while `action` ran, and what that returned."""
     calls = []

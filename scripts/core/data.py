@@ -24,13 +24,13 @@ from scripts.ch07_multi30k import (
     Example,
     encode_pairs,
     make_batch,
-    plain_text,
     token_batches,
 )
 from scripts.core.settings import TrainConfig
 from scripts.core.static import FEW_SHAPES, static_batches, static_lengths
 from scripts.corpora.load import Pairs, load_corpus
 from scripts.corpora.pairs import is_corpus
+from scripts.corpora.plain import plain_text
 
 
 @dataclass

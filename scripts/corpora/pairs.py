@@ -215,7 +215,7 @@ def made_visible(pairs: Sequence[Pair]) -> tuple[list[Pair], list[int]]:
     """The pairs without invisible letters and with plain spaces, and where that changed one.
 
     Invisible is what Unicode calls control or format: zero-width letters, soft hyphens, marks of
-    direction. The tokenizer drops them, too (chapter 7's `plain_text`).
+    direction. The tokenizer drops them, too (`plain_text`).
     """
     letters = {letter for pair in pairs for side in pair for letter in set(side)}
     kinds = {letter: unicodedata.category(letter) for letter in letters}

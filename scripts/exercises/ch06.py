@@ -12,9 +12,13 @@ from scripts.ch06_training import (
     LabelSmoothing,
     batch_loss,
     copy_batches,
-    gradient_of,
     tiny_model,
 )
+
+
+def gradient_of(model: EncoderDecoder) -> torch.Tensor:
+    """All gradients of the model as one long vector."""
+    return parameters_to_vector(p.grad for p in model.parameters())
 
 
 def rates(function: Callable, warmup: int, total: int) -> list:

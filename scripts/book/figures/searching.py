@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from scripts import Late
@@ -79,46 +78,55 @@ def beam_tree_chart(tree: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def curse_chart(captions: pd.DataFrame) -> alt.TopLevelMixin:
-    """log p of a beam's best text and of the empty one, against the best text's length.
+def curse_chart(captions: pd.DataFrame, smoothing: float) -> alt.TopLevelMixin:
+    """log p of the empty text against that of a beam's best: a point for each caption.
 
-    A row for each caption, with the columns length, found and empty.
+    The columns are caption, length, found and empty; `smoothing` is the log p that it asks for.
     """
-    texts = {"the best that a beam of 5 finds": PALETTE[0], "the empty one": PALETTE[1]}
     struck = captions[captions["empty"] > captions["found"]]
-    lines = alt.Chart(struck).mark_rule(color=GREY, aria=False)
-    lines = lines.encode(x="length:Q", y="found:Q", y2="empty:Q")
-    frame = captions.set_axis(["length", *texts], axis=1).melt("length", var_name="text")
-    x = alt.X("length:Q", title="tokens of the text that the beam finds").scale(zero=False)
-    y = alt.Y("value:Q", title="log p").scale(domain=[-18, 0])
-    dots = alt.Chart(rounded(frame)).mark_circle(size=70, opacity=0.8, aria=False)
-    color = colored("text", texts, legend=alt.Legend(title="the text", orient="top"))
+    ends = {"found": [-18, -8], "empty": [-18, -8]}
+    diagonal = alt.Chart(pd.DataFrame(ends)).mark_line(color=GREY, strokeWidth=1)
+    asked = alt.Chart(pd.DataFrame({"empty": [round(smoothing, 2)]}))
+    asked = asked.mark_rule(color=GREY, strokeDash=[4, 4]).encode(y="empty:Q")
+    x = alt.X("found:Q", title="log p of the best text that a beam of 5 finds")
+    y = alt.Y("empty:Q", title="log p of the empty text").scale(domain=[-18, -8])
+    x, length = x.scale(domain=[-18, 0]), alt.Color("length:Q", title="tokens")
+    length = length.scale(domain=[0, 25], range="heatmap")
+    dots = alt.Chart(rounded(captions)).mark_circle(size=80, opacity=1, stroke=GREY)
+    short = struck.assign(caption=struck["caption"].str.split().str[:2].str.join(" "))
+    names = alt.Chart(rounded(short)).mark_text(align="left", dx=9, dy=-6, fontSize=12)
+    layers = [dots.encode(x, y, length), names.encode(x, y, text="caption:N")]
     return titled(
-        (lines + dots.encode(x, y, color)).properties(width=480, height=260),
+        alt.layer(diagonal.encode(x, y), asked, *layers).properties(width=468, height=260),
         f"For {len(struck)} of {len(captions)} captions the empty text is likelier than the beam's",
-        "Each caption is a blue and an orange point, one above the other. A line joins them where "
-        "the empty text is likelier.",
+        "Above the line the empty text is likelier. Dashed: what label smoothing asks for. Darker: "
+        "the beam's text is longer.",
     )
 
 
 def width_chart(beams: pd.DataFrame) -> alt.TopLevelMixin:
-    """BLEU and length against a beam's width, with a length penalty and without one."""
+    """BLEU, with its brevity penalty and without it (`match`), and length, by a beam's width."""
     alphas = {"α = 0": PALETTE[1], "α = 0.6": PALETTE[0]}
-    names = beams["alpha"].map(lambda alpha: f"α = {alpha:g}")
-    base = alt.Chart(beams.assign(penalty=names)).mark_line(point={"size": 50}, aria=False)
+    dashes = {"BLEU": [1, 0], "without its penalty": [5, 4]}
     x = alt.X("beam:Q", title="width K").scale(type="log", domain=[1, 100])
-    base = base.encode(x.axis(values=[1, 2, 5, 10, 20, 50, 100]), colored("penalty", alphas))
-    sides = []
-    for column, title, domain in (
-        ("bleu", "BLEU", [40, 43]),
-        ("length_ratio", "length, of the references'", [0.9, 1]),
-    ):
-        y = alt.Y(f"{column}:Q", title=title).scale(domain=domain)
-        sides.append(base.encode(y).properties(width=260, height=200))
+    x = x.axis(values=[1, 2, 5, 10, 20, 50, 100])
+    beams = beams.rename(columns={"bleu": "BLEU", "match": "without its penalty"})
+    beams = rounded(beams.assign(ranked=beams["alpha"].map("α = {:g}".format)))
+    scores = beams.melt(["beam", "ranked"], [*dashes], "score")
+    dash = alt.StrokeDash("score:N", title="score")
+    dash = dash.scale(domain=[*dashes], range=[*dashes.values()])
+    size, color = {"width": 260, "height": 220}, colored("ranked", alphas, title="ranked by")
+    bleu = alt.Chart(scores).mark_line(point={"size": 40}, aria=False)
+    bleu = bleu.encode(x, alt.Y("value:Q", title="BLEU").scale(domain=[40, 45]), color, dash)
+    length = alt.Chart(beams).mark_line(point={"size": 40}, aria=False)
+    y = alt.Y("length_ratio:Q", title="length, of the references'").scale(domain=[0.9, 1])
     return titled(
-        alt.hconcat(*sides, spacing=30),
-        "Wider beams write shorter texts, less so with a penalty",
-        "300 validation captions, from a record. Right: tokens written per token of reference.",
+        alt.hconcat(
+            *(c.properties(**size) for c in (bleu, length.encode(x, y, color))), spacing=30
+        ),
+        "Without a penalty on length, wider beams match better and write less",
+        "300 validation captions, from a record. Dashed: BLEU without its own penalty for short "
+        "texts. Right: tokens written per token of reference.",
     )
 
 
@@ -171,13 +179,15 @@ def next_word_chart(pieces: Sequence[str], log_probs: Sequence[float]) -> alt.To
 
 
 def agreement_chart(agreement: Tensor, drawn: Sequence[str]) -> alt.TopLevelMixin:
-    """How well each text agrees with each, and on average."""
-    means = agreement.mean(dim=1, keepdim=True)
-    rows = [f"{number} {text}" for number, text in enumerate(drawn, start=1)]
-    columns = [*map(str, range(1, len(drawn) + 1)), "mean"]
-    looks = {"column_title": "judged by", "value_title": "chrF", "digits": 0, "cell": 34}
+    """How well each text agrees with each; on the right its mean, by which the rows are sorted."""
+    means = agreement.mean(dim=1)
+    order = means.argsort(descending=True, stable=True)
+    rows, judges = [f"{i + 1} {drawn[i]}" for i in order], [str(i + 1) for i in order.tolist()]
+    looks = {"value_title": "chrF", "digits": 0, "cell": 34, "domain": (50, 100)}
+    all_pairs = heatmap(agreement[order][:, order], rows, judges, column_title="judged by", **looks)
+    on_average = heatmap(means[order].unsqueeze(1), [""] * len(drawn), ["mean"], **looks)
     return titled(
-        heatmap(torch.cat((agreement, means), dim=1), rows, columns, **looks),
+        alt.hconcat(all_pairs, on_average, spacing=4),
         "Fixing the roof wins the vote; eating it and rowing it come next",
         "chrF of each row, judged by each column: to leave out the judge's letters costs more than "
         "to add others.",
