@@ -16,15 +16,13 @@ QUOTED = 5  # sentences, no more: they aren't ours to publish
 
 def beam_against_greedy(greedy: Texts, beam: Texts, references: Texts) -> dict[str, Any]:
     """The comparison for the record. A sentence's `sentence_parts` are a line of ten integers."""
-    compared = ch10.paired_difference(greedy, beam, references)
-    parts = {"greedy": greedy, "beam of 5": beam}
-    for name, texts in parts.items():
-        rows = ch10.sentence_parts(texts, references).tolist()
-        parts[name] = [" ".join(map(str, row)) for row in rows]
+    counts = ch10.sentence_parts([greedy, beam], references)
+    compared, names = ch10.paired_difference(counts), ("greedy", "beam of 5")
+    lines = [[" ".join(map(str, row)) for row in rows] for rows in counts.tolist()]
     return {
         **{key: round(getattr(compared, key), 4) for key in ("difference", "low", "high", "p")},
         "differing": sum(a != b for a, b in zip(greedy, beam, strict=True)),
-        "sentence_parts": parts,
+        "sentence_parts": dict(zip(names, lines, strict=True)),
     }
 
 
