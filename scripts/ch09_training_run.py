@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 9 · The training run
 #
-# After this chapter you have written a trainer that can be killed at any moment, you can train a translator with it, and you can say what makes a run worth trusting.
+# After this chapter you have written a trainer that can be killed at any moment, and you can say what makes a run worth trusting.
 #
 # | | |
 # |---|---|
@@ -102,7 +102,7 @@ history_chart(
 #
 # ## The run
 #
-# > **In short.** All the parts exist: batches (chapter 7), model (4), training step (6), search (8). A run joins them, and knows how far it has come.
+# > **In short.** Batches (chapter 7), model (4), training step (6), search (8): a run joins them, and knows how far it has come.
 #
 # With a GPU this notebook makes that real run itself. Without one it makes a toy of seconds, on 1,200 captions of the sample corpus; the outputs stored here are the toy's. `SHORT_RUN` is smaller still, for experiments. `prepare` reads the corpus, learns BPE on the training split alone, and encodes the pairs.
 
@@ -112,9 +112,8 @@ torch.set_default_dtype(torch.float32 if gpu else torch.float64)
 SIZES = {"layers": 1, "d_model": 32, "d_ff": 64, "heads": 2, "dropout": 0.1, "vocab": 900}
 STEPS = {"epochs": 2, "max_tokens": 256, "warmup": 10, "lr": 5e-3, "save_every": 2}
 SHORT_RUN = replace(PRESETS["sample"], **SIZES, **STEPS, device="cpu")
-toy = replace(
-    SHORT_RUN, d_model=64, d_ff=128, dropout=0.0, epochs=4, lr=7e-3, warmup=50, save_every=40
-)
+toy = replace(SHORT_RUN, d_model=64, d_ff=128, dropout=0.0)
+toy = replace(toy, epochs=4, lr=7e-3, warmup=50, save_every=40)
 
 
 @functools.cache
@@ -129,7 +128,7 @@ config = PRESETS["small"] if gpu else toy
 data = prepare(config) if gpu else few_pairs(1200, held_out=60)
 
 # %% [markdown]
-# After each epoch we look at new captions. A loss asks about the next word after a perfect prefix; BLEU asks about a whole sentence of the model's own words. So `validate` computes both, without gradients and dropout.
+# After each epoch we look at new captions. A loss asks about the next word after a perfect prefix, BLEU about a whole sentence of the model's own words. `validate` computes both.
 
 
 # %%
@@ -221,8 +220,8 @@ print("the last two weights:", safetensors.load(bytes(content))["weights"][-2:].
 # %% [markdown]
 # It doesn't, and the model is worthless. And a process that dies while it writes leaves half a file in place of a good one. Two habits help:
 #
-# - **A checksum.** The file begins with the 32 bytes of a SHA-256 of everything that follows: a line of JSON for plain numbers, then the tensors as safetensors packs them.
-# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename. Renaming replaces the old file in one moment.
+# - **A checksum.** The file begins with the 32 bytes of a SHA-256 of all that follows: a line of JSON for plain numbers, then the tensors as safetensors packs them.
+# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename: that replaces the old file in one moment.
 #
 # **Your turn.** Write both functions.
 
@@ -276,7 +275,7 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## The trainer
 #
-# > **In short.** A state holds all that the next step depends on. A resumed run ends as if it had never been interrupted: on a CPU, to the last bit.
+# > **In short.** A state holds all that the next step depends on. So a resumed run ends as if nothing had happened: on a CPU, to the last bit.
 #
 # Many scripts save only `model.state_dict()`. The next step depends on more:
 #
@@ -286,7 +285,7 @@ with tempfile.TemporaryDirectory() as folder:
 # - the random generator's state (`torch.get_rng_state()`), from which dropout draws;
 # - the history, by which the best epoch is known, and the sums of the epoch in progress.
 #
-# First comes a tiny run that nothing interrupts; an interrupted one has to end where it does. It has dropout, because without it training draws no random numbers, and a forgotten generator goes unnoticed.
+# First comes a tiny run that nothing interrupts; an interrupted one has to end where it does. Without dropout, training would draw no random numbers, and a forgotten generator go unnoticed.
 
 
 # %%
@@ -302,7 +301,7 @@ straight = Run(SHORT_RUN, few_pairs())
 straight.fit()
 
 # %% [markdown]
-# **Your turn.** `Trainer` adds a folder to `Run`. The folder gets a state every `save_every` steps of an epoch (0: never) and after each epoch, called state-000120 after 120 steps. The newest two stay: if one is damaged, there is the other. It also gets the best model so far, by `save_model`.
+# **Your turn.** `Trainer` adds a folder to `Run`. The folder gets a state every `save_every` steps of an epoch (0: never) and after each epoch, called state-000120 after 120 steps. The newest two stay, as one may be damaged. It also gets the best model so far, by `save_model`.
 
 
 # %% tags=["yours"]
@@ -403,7 +402,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert kept.half().equal(best), "epoch 1 translates best here"
 
 # %% [markdown]
-# It ends with the same bits as the run that never stopped. (On a GPU they may differ: sums change their order, and dropout draws from a generator of its own.) Now the toy, or with a GPU the real run. **Predict.** How many of 60 validation captions will the toy translate exactly?
+# It ends with the same bits as the run that never stopped. (On a GPU they may differ: sums change their order, and dropout has another generator.) Now the toy, or with a GPU the real run. **Predict.** How many of 60 validation captions will the toy translate exactly?
 
 # %%
 workplace = tempfile.TemporaryDirectory()
@@ -434,7 +433,7 @@ for path in sorted(folder.glob("*.*")) + trainer.saved():
 #
 # > **In short.** `kill -9` gives a process no time for anything. What is on the disk has to be enough.
 #
-# Another process trains the tiny model. As soon as its first state is there, after step 2 of 54, we kill it. **Predict.** How many of its weights will differ in the end from those of the run that was never killed?
+# Another process trains the tiny model. As soon as its first state is there, after step 2 of 54, we kill it, and go on. **Predict.** How many weights will differ from those of the run that was never killed?
 
 # %%
 CHILD = """
@@ -518,7 +517,7 @@ print(f"without it {all_weights(victim).isfinite().sum()} of {len(before):,} sur
 #
 # > **In short.** Keep the weights that translate new sentences best. But their score was partly lucky.
 #
-# Eighteen models of 40 BLEU each are measured with a random error of 0.5. **Predict.** What score does the best seem to have, on average?
+# Eighteen models of 40 BLEU are measured with a random error of 0.5. **Predict.** What does the best seem to have, on average?
 
 # %%
 torch.manual_seed(0)
@@ -540,7 +539,7 @@ print(f"{split}, {len(sources):,} captions: BLEU {score.score:.1f} ({signature})
 #
 # > **In short.** BLEU falls by 2.5 points while both losses fall. Some outputs don't end, and a loss never meets them.
 #
-# **Symptom.** Epoch 11 of the run at the top. (The shipped model's own training lost 3.2 at the same epoch.) `end_loss` is the unsmoothed validation loss at `</s>`, `length_ratio` the outputs' length over the references'.
+# **Symptom.** Epoch 11 of the run at the top. (The shipped model's own training lost 3.2 there.) `end_loss` is the unsmoothed validation loss at `</s>`, `length_ratio` the outputs' length over the references'.
 
 # %%
 fall = born["fall"]
@@ -558,18 +557,17 @@ history.loc[[epoch - 1, epoch, epoch + 1], columns].round(2)
 # %%
 example = fall["examples"][4]
 print(example["source"], example["before"], example["after"][:200] + " …", sep="\n")
-cut = history.bleu_cut[[epoch - 1, epoch]]
-print("BLEU if a text is cut where it begins to repeat:", *cut)
+print("BLEU if cut where a text begins to repeat:", *history.bleu_cut[[epoch - 1, epoch]])
 titled(
     fall_chart(fall["step by step"], end=255, long_steps=(241, 243, 244, 245, 246)),
-    "Five long steps, and outputs grow and BLEU falls; five steps later it is back",
-    "Epoch 11 from its step 195 on, and the first 30 steps of epoch 12. The axes don't begin at 0.",
+    "After five long steps outputs grow and BLEU falls; five other steps bring it back",
+    "Epoch 11 from step 195 on, and 30 steps of epoch 12. The axes don't begin at 0.",
 )
 
 # %% [markdown]
-# Greedy decoding may circle to its limit. The losses never meet such outputs, since they ask after the reference's words. Cut where they begin to repeat, the texts of epoch 11 are 0.3 BLEU behind those of epoch 10, in place of 2.5. Batches hold targets of similar length (chapter 7); the five orange steps hold the longest of the last twenty, 21 to 49 pieces. Are they to blame?
+# Greedy decoding may circle to its limit. The losses never meet that: they ask after the reference's words. Cut where they begin to repeat, the texts of epoch 11 are 0.3 BLEU behind those of epoch 10, in place of 2.5. Batches hold targets of similar length (chapter 7); the five orange steps hold the longest of the last twenty, on average 21 to 43 pieces. Are they to blame?
 #
-# **Control.** One run each, so a BLEU or two is noise: epochs 11 and 12 as they were; epoch 11, changed; in the last row epoch 12, changed. (*Late*: the epoch's five longest steps, moved to step 241. *Order*: shuffled by another seed. `loops`: outputs that say the same pieces four times in a row.)
+# **Control.** One run each, so two BLEU more or less say nothing: epochs 11 and 12 as they were; epoch 11, changed; in the last row epoch 12, changed. (*Late*: the epoch's five longest steps, moved to step 241. *Order*: shuffled by another seed. `loops`: outputs that say the same pieces four times in a row.)
 
 # %%
 was = history.loc[[epoch, epoch + 1]].rename("epoch {}".format)
@@ -579,7 +577,7 @@ controls = controls.rename(index={"as many before them first": "steps 236 to 240
 pd.concat([was, controls])[["bleu", "length_ratio", "loops"]].astype(float).round(2)
 
 # %% [markdown]
-# **Culprit.** The order of the steps is to blame. Dropout isn't: with another draw BLEU falls, too. With the long steps first, or in two other orders, BLEU stays; with steps 236 to 240 first, it falls. But in three other orders long steps late hardly change BLEU: this fall needs them, and they alone don't make it.
+# **Culprit.** The order of the steps. Dropout isn't to blame: with another draw BLEU falls, too. With the long steps first, or in two other orders, BLEU stays; with steps 236 to 240 first, it falls. But in three other orders long steps late hardly change it: this fall needs them, and they alone don't make it.
 #
 # While the rate is high, a greedy score depends on the last few steps: even in the quiet steps 195 to 240 it lies between 38.0 and 40.8. At the end the rate is 0, and the last four epochs lie within 0.3 BLEU.
 #
@@ -614,7 +612,7 @@ with tempfile.TemporaryDirectory() as folder:
     torch.testing.assert_close(mean, 5000 * torch.arange(6, dtype=torch.float32))
 
 # %% [markdown]
-# It is as good as the best: the mean of the real run's last five epochs has 41.2 BLEU on validation, its best epoch 41.3. But its rate had fallen to zero; exercise 2 tries another schedule.
+# As good as the best: the mean of the real run's last five epochs has 41.2 BLEU on validation, its best epoch 41.3. But its rate had fallen to zero; exercise 2 tries another.
 #
 # ## Several processes
 #
@@ -626,24 +624,23 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # ```bash
 # python -m scripts.train --preset sample           # minutes on a CPU
-# python -m scripts.train --preset small            # Multi30k: half an hour or more of a CPU
+# python -m scripts.train --preset small            # Multi30k: half an hour of a CPU
 # python -m scripts.train --preset small --resume   # after an interruption
 # torchrun --nproc-per-node=4 -m scripts.train --preset small
 # ```
 #
-# Its [`Training`](../scripts/core/training.py) is our `Trainer` and more: it refuses to resume with other settings, heeds Ctrl-C, and shares steps among processes. Its [`Step`](../scripts/core/steps.py) is `train_step` in four kinds: `textbook` computes by chapters 1 to 6, the others by chapter 12. Its [files](../scripts/core/checkpoints.py) are safetensors with the checksum in their header, so any program opens them. [A test](../tests/test_ch09_training_run.py) trains with both: with dropout, `Trainer` and `textbook` end with the same bits; without, `eager`, a fast kind, agrees in four digits of the losses.
+# Its [`Training`](../scripts/core/training.py) is our `Trainer` and more: it refuses to resume with other settings, heeds Ctrl-C, and shares steps among processes. Its [`Step`](../scripts/core/steps.py) is `train_step` in four kinds: `textbook` computes by chapters 1 to 6, the others by chapter 12. Its [files](../scripts/core/checkpoints.py) are plain safetensors. [A test](../tests/test_ch09_training_run.py) trains with both: with dropout, `Trainer` and `textbook` end with the same bits; without, `eager`, a fast kind, agrees in four digits of the losses.
 #
-# **Pitfall: more processes are another recipe.** `--max_tokens 2048` limits one batch. A step of four processes has four batches, up to 8,192 tokens, and an epoch has a quarter of the steps. Divide `--max_tokens` by four for steps of the old size.
+# **Pitfall: more processes are another recipe.** `--max_tokens 2048` limits one batch. A step of four processes has four, and an epoch a quarter of the steps. Divide `--max_tokens` by four for steps of the old size.
 #
-# This command repeats the shipped model's training ([record](../results/multi30k-de-en.json)), in `runs/small`:
+# This repeats the shipped model's training ([record](../results/multi30k-de-en.json)):
 
 # %%
-command = record["repeat"].partition(" --publish")[0]
-print(command.replace(" --epochs", " \\\n  --epochs"))
+print(record["repeat"].partition(" --publish")[0].replace(" --epochs", " \\\n  --epochs"))
 pd.DataFrame(record["test"]).T[["bleu", "bleu_greedy", "bleu_lowercased"]]
 
 # %% [markdown]
-# The first column is by beam search. Chapter 10 asks how far to trust it.
+# Chapter 10 asks how far to trust the first column, by beam search.
 #
 # ## Summary
 #
@@ -655,8 +652,8 @@ pd.DataFrame(record["test"]).T[["bleu", "bleu_greedy", "bleu_lowercased"]]
 # ## What the paper did that we don't
 #
 # - It trained its base model for 100,000 steps.
-# - It used post-norm and the inverse-square-root rate. Our `small` is pre-norm, with a cosine.
-# - It published averaged checkpoints (§6.1); ours didn't win.
+# - It used post-norm and the inverse-square-root rate; our `small` is pre-norm, with a cosine.
+# - It published averaged checkpoints (§6.1).
 #
 # ## Exercises
 #
@@ -666,7 +663,7 @@ pd.DataFrame(record["test"]).T[["bleu", "bleu_greedy", "bleu_lowercased"]]
 #
 # *code · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# Each of several processes hands in the *mean* gradient over its own target tokens, and how many these were. Write `mean_over_ranks(means, tokens)`: the mean over all tokens of all processes. A process (but not all) may be left without a sentence: 0 tokens, and its mean is 0/0, NaN; any other NaN must stay visible. (`solution("mean_over_ranks")` shows ours.)
+# Each process hands in the *mean* gradient over its own target tokens, and how many these were. Write `mean_over_ranks(means, tokens)`: the mean over all tokens. A process (but not all) may be left without a sentence: 0 tokens, and its mean is 0/0, NaN; any other NaN must stay visible. (`solution("mean_over_ranks")` shows ours.)
 
 
 # %%
@@ -682,9 +679,9 @@ check(mean_over_ranks)
 #
 # *project · difficulty ●●○ · worth ●●● · 60 minutes*
 #
-# Choose one. Write down what you expect, then train.
+# Write down what you expect, then train.
 #
-# - Run `python -m scripts.train --preset sample --name a`, then the same with `--name b`. Kill the second with `kill -9` during an epoch, and go on with `--resume`. Do both `model.safetensors` have the same `sha256sum`?
+# - Run `python -m scripts.train --preset sample --name a`, then `--name b`. Kill the second with `kill -9` during an epoch, and go on with `--resume`. Do both `model.safetensors` have the same `sha256sum`?
 # - Train the sample model with `--average 5`, and again with `--schedule inverse_sqrt` too. After which does averaging gain more, and why?
 #
 # Next: [Chapter 10 · Judging](ch10_judging.ipynb)

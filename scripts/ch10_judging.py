@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 10 · Judging
 #
-# After this chapter you can measure a translator, say whether one is really better than another, and test a test of significance.
+# After this chapter you can measure a translator, say whether another is really better, and test a test of significance.
 #
 # | | |
 # |---|---|
@@ -83,9 +83,8 @@ def tokens_13a(text: str) -> list[str]:
 
 
 # %%
-first_ten = load_record("multi30k-de-en")["samples"]  # the test set's first ten captions
-parts = "source", "reference", "translation"
-sources, references, recorded = ([row[part] for row in first_ten] for part in parts)
+first_ten = pd.DataFrame(load_record("multi30k-de-en")["samples"])  # the test set's first captions
+sources, references, recorded = first_ten[["source", "reference", "translation"]].T.values.tolist()
 titled(
     figures.match_walls([(tokens_13a(recorded[i]), tokens_13a(references[i])) for i in (8, 6)]),
     "A word without a match breaks up to two pairs, three triples and four quadruples",
@@ -93,7 +92,7 @@ titled(
 )
 
 # %% [markdown]
-# In the first, 4 of the 6 pairs and 1 of the 4 quadruples have a match: every n-gram that holds the odd word is lost. "working" counts as little as "illuminum".
+# In the first, 4 of the 6 pairs and 1 of the 4 quadruples: every n-gram that holds the odd word is lost. "working" counts as little as "illuminum".
 #
 # ## BLEU, by hand
 #
@@ -204,7 +203,7 @@ print(theirs.signature.split("|version")[0])
 # %% [markdown]
 # $p_1$ is 2/7; without clipping it would be 1. Without smoothing the three zeros would make BLEU 0.
 #
-# The last line is sacreBLEU's *signature*, here without its version (2.6.0). It names what changes the number: references, capitals (`case:mixed`: they count), tokeniser, smoothing.
+# The last line is sacreBLEU's *signature*, without its version (2.6.0). It names what changes the number: references, capitals (`case:mixed`: they count), tokeniser, smoothing.
 #
 # ## Two translators
 #
@@ -236,7 +235,7 @@ print({name: round(bleu(outputs, references), 2) for name, outputs in two.items(
 # %% [markdown]
 # Greedy decoding, by 0.2. In caption 4 the beam's "repair" is right and has no match; without it the beam would lead by 2.1.
 #
-# **Pitfall.** Splitting at spaces only, lower case, letters for words: all are called BLEU. **Predict.** Which give more than 50.56?
+# **Pitfall.** Splitting at spaces only, lower case, letters for words: all are called BLEU. **Predict.** Which exceed 50.56?
 
 # %%
 for options in ({"tokenize": "none", "force": True}, {"lowercase": True}, {"tokenize": "char"}):
@@ -253,7 +252,7 @@ for options in ({"tokenize": "none", "force": True}, {"lowercase": True}, {"toke
 #
 # $$\text{chrF}_\beta = 100 \cdot \frac{(1 + \beta^2)\; \text{prec} \cdot \text{rec}}{\beta^2\, \text{prec} + \text{rec}}, \qquad \beta = 2.$$
 #
-# What is missing weighs more than what is too much; so chrF needs no brevity penalty.
+# What is missing weighs more than what is too much, so chrF needs no brevity penalty.
 #
 # **Your turn.** Write it, with matches clipped in each sentence.
 
@@ -302,7 +301,7 @@ for output, target in (
     print(f"BLEU {bleu([output], [target]):4.1f}  chrF2 {chrf:4.1f} {output}")
 
 # %% [markdown]
-# No. To BLEU "banana" is as good as "working". chrF sees other letters, not another meaning: "A guy worms on a building." has 80.1, more than "working". The man, who throws nothing, has the highest BLEU. The children, with whom nothing is wrong, come last: of the translator's thousand captions only one has a lower chrF.
+# No. To BLEU "banana" is as good as "working". chrF sees other letters, not another meaning: "A guy worms on a building." has 80.1, more than "working". The man, who throws nothing, has the highest BLEU. The children, with whom nothing is wrong, come last: of a thousand captions only one has a lower chrF.
 #
 # **COMET** ([Rei et al. 2020](https://arxiv.org/abs/2009.09025)) is a model trained on people's verdicts. *Which* people matters: professional translators ranked systems otherwise than crowd workers did ([Freitag et al. 2021](https://aclanthology.org/2021.tacl-1.87)).
 #
@@ -373,7 +372,7 @@ titled(
 #
 # $$p = \frac{1 + \#\{t : |d^*_t| \ge |d|\}}{1 + R}.$$
 #
-# Both signs count: we didn't know who would be ahead. The 1 is for the outputs as they were. We call systems different if p is at most 5%, the *level*. (p isn't the chance that they are equal.)
+# Both signs count: we didn't know who would lead. The 1 is for the outputs as they were. We call systems different if p is at most 5%, the *level*. (p isn't the chance that they are equal.)
 #
 # **Your turn.** Write it.
 
@@ -458,21 +457,20 @@ def paired_difference(
 # **Predict.** How wide is the interval for ten captions? For a thousand?
 
 # %%
-on_ten, on_thousand = paired_difference(counts), paired_difference(thousand)
-print(f"ten captions: 95% of the draws lie between {on_ten.low:+.1f} and {on_ten.high:+.1f}")
-ends = on_thousand.low, on_thousand.high
+few, many = paired_difference(counts), paired_difference(thousand)
+print(f"ten captions: 95% of the draws lie between {few.low:+.1f} and {few.high:+.1f}")
 titled(
-    figures.difference_chart(on_thousand.draws, measured, "draws", ends),
-    f"On other captions the beam would lead by {ends[0]:.1f} to {ends[1]:.1f}",
+    figures.difference_chart(many.draws, measured, "draws", (many.low, many.high)),
+    f"On other captions the beam would lead by {many.low:.1f} to {many.high:.1f}",
     "1000 draws of a thousand captions. 95% of them lie between the dashed lines.",
 )
 
 # %% [markdown]
-# Ten points wide, and 1.2: eight times narrower with a hundred times the captions (the rule says $\sqrt{100}$).
+# Ten points, and 1.2: eight times narrower with a hundred times the captions (the rule says $\sqrt{100}$).
 #
 # ## Case · A p that finds equals different
 #
-# **Symptom.** The paired bootstrap of sacreBLEU 2.6 (`--paired-bs`) prints a p, too. We give it *equals*: the same 50 references twice, and in both each word is deleted with a chance of a fifth. It should call 5% of such pairs different. It calls about twice as many.
+# **Symptom.** The paired bootstrap of sacreBLEU 2.6 (`--paired-bs`) prints a p, too. We give it *equals*: the same 50 references twice, in both a fifth of the words deleted by chance. It should call 5% of such pairs different. It calls about twice as many.
 #
 # **Suspects.** The draws scatter around $d$, those of equals would scatter around 0; so their mean is subtracted. sacreBLEU drops the draws' signs first, subtracts the mean of what is left, and counts how many exceed $|d|$. Is the *order* wrong? Or that only one *end* counts, far above the mean?
 #
@@ -511,7 +509,7 @@ def p_of_equals(pairs: int, seed: int, captions: int = 50) -> pd.DataFrame:
 from sacrebleu import BLEU, significance
 
 test = significance.PairedTest([*two.items()], {"BLEU": BLEU()}, [references], "bs", 1000)
-assert test()[1]["BLEU"][1].p_value == bootstrap_p(on_ten, "signs first", "one end")
+assert test()[1]["BLEU"][1].p_value == bootstrap_p(few, "signs first", "one end")
 
 equals = p_of_equals(400, seed=1)
 alarms = (equals <= 0.05).sum()
@@ -532,7 +530,7 @@ titled(
 #
 # > **In short.** At 5%, one test of equals in twenty gives a false alarm. Eight tests are eight chances.
 #
-# Somebody changes a recipe in eight ways, trains each twice, and reports what has p ≤ 0.05. Chance is in the *seeds* now: equal trainings of a small recipe differ in BLEU, with a standard deviation of about 0.5. (p is from Student's t test with one spread for all rows, [`verdict.py`](../scripts/book/verdict.py).) **Predict.** If the changes change nothing, how many of a thousand such studies report something?
+# Somebody changes a recipe in eight ways, trains each twice, and reports what has p ≤ 0.05. Chance is in the *seeds* now: equal trainings of a small recipe differ in BLEU, with a standard deviation of about 0.5. (p is from Student's t test with one spread for all rows, [`verdict.py`](../scripts/book/verdict.py).) **Predict.** If the changes change nothing, how many of a thousand studies report something?
 
 
 # %%
@@ -552,7 +550,7 @@ print(f"a false alarm in {alone:.0%} of the studies, with Holm's steps in {holm:
 # %% [markdown]
 # A quarter of the studies of nothing report something. *Holm* (1979) asks more: the smallest p must be at most 0.05/8, the next 0.05/7, and so on, until one fails. Then a study gives any false alarm with a chance of at most 5%.
 #
-# Now eight real changes ([`ingredients.py`](../scripts/studies/ingredients.py)): a narrow model, five epochs, the best epoch's BLEU on validation. (*BPE-dropout*: Provilkov et al. 2020; *R-Drop*: Liang, Wu et al. 2021; *Muon*, an optimiser: Jordan et al. 2024; *Xavier's tables*: embeddings of a quarter of the spread.) **Predict.** Does any change *gain* something?
+# Now eight real changes ([`ingredients.py`](../scripts/studies/ingredients.py)): a narrow model, five epochs, the best epoch's BLEU on validation. (*BPE-dropout*: Provilkov et al. 2020; *R-Drop*: Liang, Wu et al. 2021; *Muon*, an optimiser: Jordan et al. 2024; *Xavier's tables*: embeddings of a quarter of the spread.) **Predict.** Does one *gain*?
 
 # %%
 recipe, passing = load_record("recipe-multi30k"), {}
@@ -568,12 +566,12 @@ for search, score in (("a beam of 5", "beam"), ("greedy decoding", "best")):
             break
         passing[search].append(name)
 assert [len(names) for names in passing.values()] == [6, 3]
-figures.ingredient_chart(recipe, "Three changes pass, by a beam six, one a gain", passing)
+figures.ingredient_chart(recipe, "By a beam six changes pass, one a gain; by greedy three", passing)
 
 # %% [markdown]
-# By beam search Muon's *gain* passes, by greedy decoding it doesn't. That is no effect of the search: the gains are nearly the same, but equal trainings differ less by beam, 0.37 for 0.49, perhaps by chance. "Passes here, fails there" isn't yet a difference. So choose the score before the runs, or test all sixteen together. (Muon's gain by beam passes then, too.)
+# By beam search Muon's *gain* passes, by greedy decoding it doesn't. The gains are nearly the same, but equal trainings differ less by beam, 0.37 for 0.49, perhaps by chance. "Passes here, fails there" isn't yet a difference. So choose the score before the runs, or test all sixteen together. (Muon's gain by beam passes then, too.)
 #
-# **Pitfall.** Choosing is testing, too. Choose on validation, as the paper did (§6.1), and read the test once. (Our translator's α is then 1.4, with 41.90 BLEU on the test. Chosen there it would be 2.0, with 42.06: too good.)
+# **Pitfall.** Choosing is testing, too. Choose on validation, as the paper did (§6.1); read the test once. (Our translator's α is then 1.4, with 41.90 BLEU on the test. Chosen there it would be 2.0, with 42.06: too good.)
 #
 #
 # ## Summary
@@ -585,7 +583,7 @@ figures.ingredient_chart(recipe, "Three changes pass, by a beam six, one a gain"
 #
 # ## What the paper did that we don't
 #
-# It gives one BLEU for each model and test set, with no interval, test or signature. The script published with its code splits hyphenated words, so the big model's 28.4 for English to German need not be sacreBLEU's for the same texts.
+# It gives each BLEU with no interval, test or signature. The script published with its code splits hyphenated words, so the big model's 28.4 for English to German need not be sacreBLEU's for the same texts.
 #
 # ## Exercises
 #
@@ -611,7 +609,7 @@ check(sign_test)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# BLEU was made for several references. Write it for texts: `references[i]` lists all references of `outputs[i]`. In each sentence an n-gram may match as often as it stands in the reference that has it *most* often; the reference length is that of the reference *closest* in length to the output, at a tie the shorter. All else is as in this chapter. (`solution("many_references")` shows ours.)
+# BLEU was made for several references. Write it for texts: `references[i]` lists those of `outputs[i]`. In each sentence an n-gram may match as often as in the reference that has it *most* often; the reference length is that of the one *closest* in length to the output, at a tie the shorter. All else is as in this chapter. (`solution("many_references")` shows ours.)
 
 
 # %%

@@ -84,14 +84,14 @@ def fall_chart(
     }
     last = "step since the epoch began; dashed: its end; orange: the five long steps"
     mark = alt.Chart(pd.DataFrame({"step": [end]})).mark_rule(strokeDash=[4, 4], color=GREY)
-    long = alt.Chart(pd.DataFrame({"step": long_steps})).mark_rule(color=PALETTE[1], opacity=0.6)
+    orange = alt.Chart(pd.DataFrame({"step": long_steps})).mark_rule(color=PALETTE[1], opacity=0.6)
+    scale = alt.Scale(domain=[int(frame["step"].min()), int(frame["step"].max())], nice=False)
     drawn = []
     for name, title in panels.items():
         curve = lines(frame, "step", name, points=True, width=480, height=110)
         y = alt.Y(f"{name}:Q", title=title.split("\n")).scale(zero=False)
-        x = alt.X("step:Q", title=last if name == "bleu" else None).scale(nice=False)
-        marks = [rule.encode(x="step:Q") for rule in (long, mark)]
-        drawn.append(alt.layer(*marks, curve.encode(x, y)))
+        x = alt.X("step:Q", title=last if name == "bleu" else None, scale=scale)
+        drawn.append(alt.layer(orange.encode(x), mark.encode(x), curve.encode(x, y)))
     return alt.vconcat(*drawn)
 
 
