@@ -75,7 +75,7 @@ from scripts.core.settings import PRESETS, TrainConfig, build_model, learning_ra
 #
 # > **In short.** The model goes 18 times through 29,000 captions, and noise becomes a translator.
 #
-# This is the shipped model's training, repeated on one thread of a CPU, with each epoch's weights kept. Its preset (named settings) is `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU, from 0 to 100, counts the runs of one to four words that translations share with references ([chapter 10](ch10_judging.ipynb)). **Predict.** The run took 26 minutes. After how many had it half of its final BLEU?
+# This is the shipped model's training, repeated on one thread of a CPU, with each epoch's weights kept. Its settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU, from 0 to 100, counts the runs of one to four words that translations share with references ([chapter 10](ch10_judging.ipynb)). **Predict.** The run took 26 minutes. After how many had it half of its final BLEU?
 
 # %%
 record, born = load_record("multi30k-de-en"), load_record("epochs-multi30k")
@@ -104,7 +104,7 @@ history_chart(
 #
 # > **In short.** Batches (chapter 7), model (4), training step (6), search (8): a run joins them, and knows how far it has come.
 #
-# With a GPU this notebook makes that real run itself. Without one it makes a toy of seconds, on 1,200 captions of the sample corpus; the outputs stored here are the toy's. `SHORT_RUN` is smaller still, for experiments. `prepare` reads the corpus, learns BPE on the training split alone, and encodes the pairs.
+# With a GPU this notebook makes that run itself, without one a toy of seconds, on 1,200 captions of the sample corpus; the outputs stored here are the toy's. `SHORT_RUN` is smaller still, for experiments. `prepare` reads the corpus, learns BPE on the training split alone, and encodes the pairs.
 
 # %%
 gpu = torch.cuda.is_available()
@@ -152,7 +152,7 @@ def validate(
 
 
 # %% [markdown]
-# The run itself. The batches of an epoch follow from the seed and the epoch's number, the rate from the count of steps.
+# The batches of an epoch follow from the seed and the epoch's number, the rate from the count of steps.
 
 
 # %%
@@ -281,7 +281,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # - the weights, and the optimizer's averages of each: Adam keeps `step`, `exp_avg` and `exp_avg_sq` in `optimizer.state[weight]`;
 # - the epoch and the step within it, from which the batch follows;
-# - the number of steps done, from which the rate follows (with the settings, which must be the same);
+# - the number of steps done, from which the rate follows (if the settings are the same);
 # - the random generator's state (`torch.get_rng_state()`), from which dropout draws;
 # - the history, by which the best epoch is known, and the sums of the epoch in progress.
 #
@@ -375,7 +375,7 @@ class Trainer(Run):
 
 
 # %% [markdown]
-# The check stops a run in its second epoch, damages the newest file, and goes on.
+# The check stops a run in its second epoch, damages the newest file, goes on.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -431,7 +431,7 @@ for path in sorted(folder.glob("*.*")) + trainer.saved():
 #
 # ## Killed in the middle
 #
-# > **In short.** `kill -9` gives a process no time for anything. What is on the disk has to be enough.
+# > **In short.** `kill -9` gives no time for anything. What is on the disk has to be enough.
 #
 # Another process trains the tiny model. As soon as its first state is there, after step 2 of 54, we kill it, and go on. **Predict.** How many weights will differ from those of the run that was never killed?
 
@@ -465,15 +465,14 @@ differing = (all_weights(resumed) != all_weights(straight)).sum()
 print(f"killed, resumed: {differing} of {len(all_weights(straight)):,} weights differ")
 
 # %% [markdown]
-# None differs. A [test](../tests/test_ch09_training_run.py) kills ten processes in a row, at random moments.
+# None differs. A [test](../tests/test_ch09_training_run.py) kills ten processes, at random moments.
 #
 # ### What if it forgets?
 #
 # Five runs begin the second epoch from one state, four of them with a part reset to a new run's. How far from the first one's weights do they end, in percent of the distance that those moved? (Without dropout, whose draws differ between machines.) **Predict.** Which part moves the end most?
 
 # %%
-quiet = replace(SHORT_RUN, dropout=0, save_every=0)
-run = Trainer(quiet, few_pairs(), Path(workplace.name, "more"))
+run = Trainer(replace(SHORT_RUN, dropout=0), few_pairs(), Path(workplace.name, "more"))
 start, ends = all_weights(run), {}
 run.train_epoch()
 run.epoch, run.done = 2, 0
@@ -511,7 +510,7 @@ victim.optimizer.step()
 print(f"without it {all_weights(victim).isfinite().sum()} of {len(before):,} survive")
 
 # %% [markdown]
-# None, and two saves later both good states would be gone.
+# Without a check none; two saves later both good states would be gone.
 #
 # ## Which epoch to keep
 #
@@ -679,7 +678,7 @@ check(mean_over_ranks)
 #
 # *project · difficulty ●●○ · worth ●●● · 60 minutes*
 #
-# Write down what you expect, then train.
+# Predict, then train.
 #
 # - Run `python -m scripts.train --preset sample --name a`, then `--name b`. Kill the second with `kill -9` during an epoch, and go on with `--resume`. Do both `model.safetensors` have the same `sha256sum`?
 # - Train the sample model with `--average 5`, and again with `--schedule inverse_sqrt` too. After which does averaging gain more, and why?

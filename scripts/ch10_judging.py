@@ -62,16 +62,16 @@ from scripts.corpora.load import load_corpus
 #
 # > **In short.** A good translation shares words, pairs, triples and quadruples of words with a human's. BLEU counts them.
 #
-# Two captions, by a human and by chapter 9's translator:
+# Two captions, by a human and chapter 9's translator:
 #
 # | the human: the *reference* | the translator: the *output* |
 # |---|---|
 # | A guy works on a building. | A guy working on a building. |
 # | A group of people standing in front of an igloo. | A group of people are standing in front of an illuminum. |
 #
-# A full stop counts as a word. So the first output has 7 words, 6 pairs, 5 triples and 4 quadruples.
+# With the full stop the first output has 7 words, 6 pairs, 5 triples and 4 quadruples.
 #
-# **Predict.** One of the 7 words isn't in the reference. How many of the 6 pairs are in it? How many of the 4 quadruples?
+# **Predict.** One of the 7 words isn't in the reference. How many of the 6 pairs are in it, how many of the 4 quadruples?
 
 
 # %%
@@ -242,7 +242,7 @@ for options in ({"tokenize": "none", "force": True}, {"lowercase": True}, {"toke
     print(f"{corpus_bleu(beam_outputs, references, **options).score:.2f}", options)
 
 # %% [markdown]
-# Lower case adds a little, letters add 17 points. Without its signature a BLEU can't be compared.
+# Lower case a little, letters by 17 points. Without its signature a BLEU can't be compared.
 #
 # ## chrF: letters instead of words
 #
@@ -421,7 +421,7 @@ titled(
 #
 # > **In short.** How far apart would the systems be on *other* captions? Draw new test sets from ours.
 #
-# The *paired bootstrap* (Koehn 2004): draw N of the N sentences, with repetition, and score *both* systems on them, since a hard sentence is hard for both. Their differences scatter about as those of many test sets would. The interval leaves out 2.5% at each end.
+# The *paired bootstrap* (Koehn 2004): draw N of the N sentences, with repetition, and score *both* systems on them, since a hard sentence is hard for both. Their differences scatter about as those of many test sets would. The interval omits 2.5% at each end.
 
 
 # %%
@@ -571,7 +571,7 @@ figures.ingredient_chart(recipe, "By a beam six changes pass, one a gain; by gre
 # %% [markdown]
 # By beam search Muon's *gain* passes, by greedy decoding it doesn't. The gains are nearly the same, but equal trainings differ less by beam, 0.37 for 0.49, perhaps by chance. "Passes here, fails there" isn't yet a difference. So choose the score before the runs, or test all sixteen together. (Muon's gain by beam passes then, too.)
 #
-# **Pitfall.** Choosing is testing, too. Choose on validation, as the paper did (§6.1); read the test once. (Our translator's α is then 1.4, with 41.90 BLEU on the test. Chosen there it would be 2.0, with 42.06: too good.)
+# **Pitfall.** Choosing is testing, too. Choose on validation, as the paper did; read the test once. (Our translator's α is then 1.4, with 41.90 BLEU on the test. Chosen there it would be 2.0, with 42.06: too good.)
 #
 #
 # ## Summary
