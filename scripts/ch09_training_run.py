@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 9 · The training run
 #
-# After this chapter you have written a trainer that can be killed at any moment, you can train a translator with it, and you can say what makes a run worth trusting.
+# After this chapter you have written a trainer that can be killed at any moment, and you can say what makes a run worth trusting.
 #
 # | | |
 # |---|---|
@@ -35,7 +35,6 @@ if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for pla
 home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
 
 # %%
-import copy
 import functools
 import hashlib
 import json
@@ -76,7 +75,7 @@ from scripts.core.settings import PRESETS, TrainConfig, build_model, learning_ra
 #
 # > **In short.** The model goes 18 times through 29,000 captions, and noise becomes a translator.
 #
-# This is the training of the model that ships, repeated on one thread of a CPU, with the weights of each epoch kept. Its preset (named settings) is `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU scores translations from 0 to 100 by the runs of one to four words that they share with the references ([chapter 10](ch10_judging.ipynb)). **Predict.** The run took 26 minutes. After how many had it half of its final BLEU?
+# This is the shipped model's training, repeated on one thread of a CPU, with each epoch's weights kept. Its settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU, from 0 to 100, counts the runs of one to four words that translations share with references ([chapter 10](ch10_judging.ipynb)). **Predict.** The run took 26 minutes. After how many had it half of its final BLEU?
 
 # %%
 record, born = load_record("multi30k-de-en"), load_record("epochs-multi30k")
@@ -99,27 +98,22 @@ history_chart(
 )
 
 # %% [markdown]
-# It had half after three minutes. English comes first, then the words of these captions, rare ones by luck. *Iglu* is in two training captions and *Magazin* in six, yet only *igloo* comes out right, and the shipped model, the same recipe trained before, misses both.
+# It had half after three minutes. English comes first, then the words of these captions, rare ones by luck: *Iglu* is in two training captions and *Magazin* in six, yet only *igloo* comes out right. (The shipped model, the same recipe trained before, misses both.)
 #
-# %% [markdown]
 # ## The run
 #
-# > **In short.** All the parts exist: batches (chapter 7), model (4), training step (6), search (8). A run joins them, and knows how far it has come.
+# > **In short.** Batches (chapter 7), model (4), training step (6), search (8): a run joins them, and knows how far it has come.
 #
-# With a GPU this notebook makes that real run itself, with the preset `small`. Without one it makes a toy of seconds, on 1,200 captions of the sample corpus; the outputs stored here are the toy's. `SHORT_RUN` is smaller still, for experiments. `prepare` reads the corpus, learns BPE on the training split alone, and encodes the pairs.
+# With a GPU this notebook makes that run itself, without one a toy of seconds, on 1,200 captions of the sample corpus; the outputs stored here are the toy's. `SHORT_RUN` is smaller still, for experiments. `prepare` reads the corpus, learns BPE on the training split alone, and encodes the pairs.
 
 # %%
 gpu = torch.cuda.is_available()
 torch.set_default_dtype(torch.float32 if gpu else torch.float64)
-SHORT_RUN = replace(
-    PRESETS["sample"], layers=1, d_model=32, d_ff=64, heads=2, dropout=0.1, vocab=900
-)
-SHORT_RUN = replace(
-    SHORT_RUN, epochs=2, max_tokens=256, warmup=10, lr=5e-3, save_every=2, device="cpu"
-)
-toy = replace(
-    SHORT_RUN, d_model=64, d_ff=128, dropout=0.0, epochs=4, lr=7e-3, warmup=50, save_every=40
-)
+SIZES = {"layers": 1, "d_model": 32, "d_ff": 64, "heads": 2, "dropout": 0.1, "vocab": 900}
+STEPS = {"epochs": 2, "max_tokens": 256, "warmup": 10, "lr": 5e-3, "save_every": 2}
+SHORT_RUN = replace(PRESETS["sample"], **SIZES, **STEPS, device="cpu")
+toy = replace(SHORT_RUN, d_model=64, d_ff=128, dropout=0.0)
+toy = replace(toy, epochs=4, lr=7e-3, warmup=50, save_every=40)
 
 
 @functools.cache
@@ -134,7 +128,7 @@ config = PRESETS["small"] if gpu else toy
 data = prepare(config) if gpu else few_pairs(1200, held_out=60)
 
 # %% [markdown]
-# After each epoch we look at new captions. A loss asks about the next word after a perfect prefix; BLEU asks about a whole sentence of the model's own words. So `validate` computes both, without gradients and dropout.
+# After each epoch we look at new captions. A loss asks about the next word after a perfect prefix, BLEU about a whole sentence of the model's own words. `validate` computes both.
 
 
 # %%
@@ -158,7 +152,7 @@ def validate(
 
 
 # %% [markdown]
-# The run itself. The batches of an epoch follow from the seed and the epoch's number, the rate from the count of steps.
+# The batches of an epoch follow from the seed and the epoch's number, the rate from the count of steps.
 
 
 # %%
@@ -216,7 +210,7 @@ class Run:
 #
 # > **In short.** A file may be cut short, or change on the disk. Write it whole or not at all, with a checksum.
 #
-# A run of hours has to be saved. We save weights of 0.02 with safetensors alone, then change one bit of the file. **Predict.** Does loading complain?
+# We save weights of 0.02 with safetensors alone, then change one bit of the file. **Predict.** Does loading complain?
 
 # %%
 content = bytearray(safetensors.save({"weights": torch.full((1000,), 0.02)}))
@@ -224,10 +218,10 @@ content[-1] ^= 64  # one bit, of the last weight's exponent
 print("the last two weights:", safetensors.load(bytes(content))["weights"][-2:].tolist())
 
 # %% [markdown]
-# It doesn't, and the model is worthless. And a process that dies while it writes leaves half a file where a good one was. Two habits help:
+# It doesn't, and the model is worthless. And a process that dies while it writes leaves half a file in place of a good one. Two habits help:
 #
-# - **A checksum.** The file begins with the 32 bytes of a SHA-256 of everything that follows: a line of JSON for plain numbers, then the tensors as safetensors packs them.
-# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename. Renaming replaces the old file in one moment.
+# - **A checksum.** The file begins with the 32 bytes of a SHA-256 of all that follows: a line of JSON for plain numbers, then the tensors as safetensors packs them.
+# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename: that replaces the old file in one moment.
 #
 # **Your turn.** Write both functions.
 
@@ -281,17 +275,17 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## The trainer
 #
-# > **In short.** A state holds all that the next step depends on. A resumed run ends as if it had never been interrupted: on a CPU, to the last bit.
+# > **In short.** A state holds all that the next step depends on. So a resumed run ends as if nothing had happened: on a CPU, to the last bit.
 #
 # Many scripts save only `model.state_dict()`. The next step depends on more:
 #
 # - the weights, and the optimizer's averages of each: Adam keeps `step`, `exp_avg` and `exp_avg_sq` in `optimizer.state[weight]`;
 # - the epoch and the step within it, from which the batch follows;
-# - the number of steps done, from which the rate follows (with the settings, which must be the same);
+# - the number of steps done, from which the rate follows (if the settings are the same);
 # - the random generator's state (`torch.get_rng_state()`), from which dropout draws;
 # - the history, by which the best epoch is known, and the sums of the epoch in progress.
 #
-# First comes a tiny run that nothing interrupts; an interrupted one has to end where it does. It has dropout, because without it training draws no random numbers, and a forgotten generator goes unnoticed.
+# First comes a tiny run that nothing interrupts; an interrupted one has to end where it does. Without dropout, training would draw no random numbers, and a forgotten generator go unnoticed.
 
 
 # %%
@@ -307,7 +301,7 @@ straight = Run(SHORT_RUN, few_pairs())
 straight.fit()
 
 # %% [markdown]
-# **Your turn.** `Trainer` adds a folder to `Run`. The folder gets a state every `save_every` steps of an epoch (0: never) and after each epoch, called state-000120 after 120 steps. The newest two stay: if one is damaged, there is the other. It also gets the best model so far, by `save_model`.
+# **Your turn.** `Trainer` adds a folder to `Run`. The folder gets a state every `save_every` steps of an epoch (0: never) and after each epoch, called state-000120 after 120 steps. The newest two stay, as one may be damaged. It also gets the best model so far, by `save_model`.
 
 
 # %% tags=["yours"]
@@ -320,16 +314,16 @@ class Trainer(Run):
         folder.mkdir(parents=True, exist_ok=True)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that the next step depends on: tensors, and numbers that JSON can hold.
+        """All that the next step depends on: copied tensors, and numbers that JSON can hold.
 
         Tensors are the weights by name, "exp_avg of NAME" and so on, and "random". Numbers are
         those of PROGRESS, and `report` as a dictionary.
         """
         tensors = {"random": torch.get_rng_state()}
         for name, weight in self.model.named_parameters():
-            tensors[name] = weight.detach()
+            tensors[name] = weight.detach().clone()
             for slot, value in self.optimizer.state[weight].items():
-                tensors[f"{slot} of {name}"] = value
+                tensors[f"{slot} of {name}"] = value.clone()
         numbers = {name: getattr(self, name) for name in PROGRESS}
         return tensors, numbers | {"report": asdict(self.report)}
 
@@ -339,7 +333,8 @@ class Trainer(Run):
         for name, weight in self.model.named_parameters():
             weight.copy_(tensors[name])
             for slot in ("step", "exp_avg", "exp_avg_sq"):
-                self.optimizer.state[weight][slot] = tensors[f"{slot} of {name}"].to(self.device)
+                value = tensors[f"{slot} of {name}"].to(self.device, copy=True)
+                self.optimizer.state[weight][slot] = value
         for name in PROGRESS:
             setattr(self, name, numbers[name])
         self.report = EpochReport(**numbers["report"])
@@ -380,7 +375,7 @@ class Trainer(Run):
 
 
 # %% [markdown]
-# The check stops a run in its second epoch, damages the newest file, and goes on.
+# The check stops a run in its second epoch, damages the newest file, goes on.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -407,7 +402,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert kept.half().equal(best), "epoch 1 translates best here"
 
 # %% [markdown]
-# It ends with the same bits as the run that never stopped. (On a GPU they may differ: sums change their order, and dropout draws from a generator of its own.) Now the toy, or with a GPU the real run. **Predict.** How many of the 60 validation captions will the toy translate exactly?
+# It ends with the same bits as the run that never stopped. (On a GPU they may differ: sums change their order, and dropout has another generator.) Now the toy, or with a GPU the real run. **Predict.** How many of 60 validation captions will the toy translate exactly?
 
 # %%
 workplace = tempfile.TemporaryDirectory()
@@ -425,23 +420,20 @@ print((captions.translation == captions.reference).sum(), "exactly as in the ref
 captions[:4]
 
 # %% [markdown]
-# Three are exact. Others are broken, or read well and say something else. What did the run leave in its folder?
+# Three. Others are broken, or read well and say something else. What did the run leave in its folder?
 
 # %%
 for path in sorted(folder.glob("*.*")) + trainer.saved():
     print(f"{path.stat().st_size / 1e6:5.1f} MB  {path.name}")
-tensors, numbers = read_state(trainer.saved()[0])
-print(*sorted(name for name in tensors if name.endswith("decoder.norm.weight")), sep="\n")
-print({name: numbers[name] for name in ("epoch", "done", "steps_taken")})
 
 # %% [markdown]
-# The best model takes 16 bits a weight, and is what `make translate` reads. A state takes 64 here, three times: for the weight and Adam's two averages. The older state is from step 80 of epoch 4.
+# The best model takes 16 bits a weight; `make translate` reads it. A state takes 64 here, three times: for the weight and Adam's two averages.
 #
 # ## Killed in the middle
 #
-# > **In short.** `kill -9` gives a process no time for anything. What is on the disk has to be enough.
+# > **In short.** `kill -9` gives no time for anything. What is on the disk has to be enough.
 #
-# Another process trains the tiny model. As soon as its first state is there, after step 2 of 54, we kill it. **Predict.** How many of its weights will differ in the end from those of the run that was never killed?
+# Another process trains the tiny model. As soon as its first state is there, after step 2 of 54, we kill it, and go on. **Predict.** How many weights will differ from those of the run that was never killed?
 
 # %%
 CHILD = """
@@ -473,25 +465,23 @@ differing = (all_weights(resumed) != all_weights(straight)).sum()
 print(f"killed, resumed: {differing} of {len(all_weights(straight)):,} weights differ")
 
 # %% [markdown]
-# No weight differs. A [test](../tests/test_ch09_training_run.py) (with the mark `audit`) kills ten processes in a row, at random moments.
+# None differs. A [test](../tests/test_ch09_training_run.py) kills ten processes, at random moments.
 #
 # ### What if it forgets?
 #
-# We train through both epochs; other runs begin the second from the same state, with one part reset to a new run's. How far from the first run's weights do they end, in percent of the distance that those moved? (Without dropout, so that the numbers are the same on every machine.) **Predict.** Which part moves the end most?
+# Five runs begin the second epoch from one state, four of them with a part reset to a new run's. How far from the first one's weights do they end, in percent of the distance that those moved? (Without dropout, whose draws differ between machines.) **Predict.** Which part moves the end most?
 
 # %%
-run = Trainer(
-    replace(SHORT_RUN, dropout=0, save_every=0), few_pairs(), Path(workplace.name, "more")
-)
+run = Trainer(replace(SHORT_RUN, dropout=0), few_pairs(), Path(workplace.name, "more"))
 start, ends = all_weights(run), {}
 run.train_epoch()
 run.epoch, run.done = 2, 0
-tensors, numbers = copy.deepcopy(run.state())
+tensors, numbers = run.state()
 averages = {name: 0 * tensor for name, tensor in tensors.items() if " of " in name}
 as_new = {"nothing": {}, "epoch": {"epoch": 1}, "steps": {"steps_taken": 0}, "optimizer": averages}
 as_new["all three"] = {"epoch": 1, "steps_taken": 0} | averages
 for forgotten, new in as_new.items():
-    run.load(*copy.deepcopy((tensors | new, numbers | new)))
+    run.load(tensors | new, numbers | new)
     run.train_epoch()
     ends[forgotten] = all_weights(run)
 end = ends["nothing"]
@@ -499,13 +489,13 @@ shares = {name: ((ends[name] - end).norm() / (end - start).norm()).item() for na
 pd.Series(shares, name="ends away by").rename_axis("forgotten").map("{:.0%}".format).to_frame()
 
 # %% [markdown]
-# The count of steps moves it most: the rate warms up again and ends high, when it should fall to 0. Then come Adam's averages. A script that saves only the weights forgets all three. How far it ends doesn't say how good it is there, but it is another run.
+# The count of steps: the rate warms up again and ends high, when it should fall to 0. A script that saves only the weights forgets all three. (How far a run ends doesn't say how good it is there.)
 #
 # ## When a number isn't one
 #
 # > **In short.** One loss that is NaN ("not a number") spoils the weights. Check before a weight moves.
 #
-# Chapter 6's `train_step` looks at loss and gradient before it moves a weight. **Predict.** A loop that doesn't check takes a step on a loss that is NaN. How many weights survive?
+# **Predict.** A loop takes one step on a loss that is NaN. How many weights survive? And with chapter 6's `train_step`, which looks at loss and gradient before it moves a weight?
 
 # %%
 victim = Run(SHORT_RUN, few_pairs())
@@ -520,13 +510,13 @@ victim.optimizer.step()
 print(f"without it {all_weights(victim).isfinite().sum()} of {len(before):,} survive")
 
 # %% [markdown]
-# None survives. Two saves later both good states would be gone.
+# Without a check none; two saves later both good states would be gone.
 #
 # ## Which epoch to keep
 #
 # > **In short.** Keep the weights that translate new sentences best. But their score was partly lucky.
 #
-# Eighteen models of 40 BLEU each are measured with a random error of 0.5. **Predict.** What score does the best seem to have, on average?
+# Eighteen models of 40 BLEU are measured with a random error of 0.5. **Predict.** What does the best seem to have, on average?
 
 # %%
 torch.manual_seed(0)
@@ -534,22 +524,21 @@ scores = 40 + 0.5 * torch.randn(100_000, 18)  # so many such contests
 print(f"the best of 18 equal models seems to have {scores.max(dim=1).values.mean():.1f}")
 
 # %% [markdown]
-# A maximum flatters. Here the errors were independent. Models that translate the same captions share a part of the error, and only each one's own error flatters: if 80% of the variance is shared, $\sqrt{0.2}\cdot 0.9=0.4$. The shipped run gained nothing by choosing: its best epoch was its last. A test set chooses no epoch, so its score isn't flattered: report that, taken once, at the end.
+# A maximum flatters. (Models that translate the same captions share a part of the error; if that is 80% of the variance, the rest flatters by $\sqrt{0.2}\cdot 0.9=0.4$.) A test set chooses no epoch, so its score isn't flattered: report that, taken once, at the end.
 
 # %%
 split = "test_2016_flickr" if gpu else "test"
 sources, references = zip(*data.corpus[split], strict=True)
 score = corpus_bleu(plain_translate(best, sources), references)
-print(
-    f"{split}, {len(sources):,} captions: BLEU {score.score:.1f} ({score.signature.split('|version')[0]})"
-)
+signature = score.signature.split("|version")[0]
+print(f"{split}, {len(sources):,} captions: BLEU {score.score:.1f} ({signature})")
 
 # %% [markdown]
 # ## Case · Epoch 11
 #
 # > **In short.** BLEU falls by 2.5 points while both losses fall. Some outputs don't end, and a loss never meets them.
 #
-# **Symptom.** Epoch 11 of the run at the top. (The shipped model's own training lost 3.2 at the same epoch.) `end_loss` is the unsmoothed validation loss at `</s>`, `length_ratio` the outputs' length over the references'.
+# **Symptom.** Epoch 11 of the run at the top. (The shipped model's own training lost 3.2 there.) `end_loss` is the unsmoothed validation loss at `</s>`, `length_ratio` the outputs' length over the references'.
 
 # %%
 fall = born["fall"]
@@ -560,25 +549,24 @@ print("with a beam of 5:", *(f"{row['bleu']:.1f}" for row in fall["by a beam of 
 history.loc[[epoch - 1, epoch, epoch + 1], columns].round(2)
 
 # %% [markdown]
-# **Suspects.** *Chance* in the choice of captions: the interval excludes 0, but this is the deepest of the 14 changes since epoch 4, so it proves little; that two trainings fell here says more. *Forgotten endings*: after the reference's words the model ends as surely as before (`end_loss`). *Greedy decoding*: a beam's BLEU doesn't fall, so greed has a part. *Dropout*, with an unlucky draw. *The batches* that came last. **Predict.** Which of the last two? How would you find out?
+# **Suspects.** *Chance* in the choice of captions: the interval excludes 0, but this is the deepest of the 14 changes since epoch 4; that two trainings fell here says more. *Forgotten endings*: after the reference's words the model ends as surely as before (`end_loss`). *Greedy decoding*: a beam's BLEU doesn't fall, so greed has a part. *Dropout*, with an unlucky draw. *The batches* that came last. **Predict.** Which of the last two? How would you find out?
 #
 # **Instrument.** Read an output that grew. Then train the epoch again, and translate after every fifth step.
 
 # %%
 example = fall["examples"][4]
 print(example["source"], example["before"], example["after"][:200] + " …", sep="\n")
-cut = history.bleu_cut[[epoch - 1, epoch]]
-print("BLEU if a text is cut where it begins to repeat:", *cut)
+print("BLEU if cut where a text begins to repeat:", *history.bleu_cut[[epoch - 1, epoch]])
 titled(
-    fall_chart(fall["step by step"], end=255),
-    "Here outputs grow after long captions, and BLEU falls",
-    "Epoch 11 from its step 195 on, and the first 30 steps of epoch 12. The axes don't begin at 0.",
+    fall_chart(fall["step by step"], end=255, long_steps=(241, 243, 244, 245, 246)),
+    "After five long steps outputs grow and BLEU falls; five other steps bring it back",
+    "Epoch 11 from step 195 on, and 30 steps of epoch 12. The axes don't begin at 0.",
 )
 
 # %% [markdown]
-# Greedy decoding may circle to its limit. The losses never meet such outputs, since they ask after the reference's words. Cut where they begin to repeat, the texts of epoch 11 are 0.3 BLEU behind those of epoch 10, in place of 2.5. Batches hold targets of similar length (chapter 7), and of the last twenty steps, five from 241 to 246 hold the longest, of 21 to 49 pieces. Are they to blame?
+# Greedy decoding may circle to its limit. The losses never meet that: they ask after the reference's words. Cut where they begin to repeat, the texts of epoch 11 are 0.3 BLEU behind those of epoch 10, in place of 2.5. Batches hold targets of similar length (chapter 7); the five orange steps hold the longest of the last twenty, on average 21 to 43 pieces. Are they to blame?
 #
-# **Control.** Epoch 11 and epoch 12 as they were; epoch 11, changed; in the last row epoch 12, changed. (*Late*: the epoch's five longest steps, moved to step 241. *Order*: shuffled by another seed. `loops`: outputs that say the same pieces four times in a row.)
+# **Control.** One run each, so two BLEU more or less say nothing: epochs 11 and 12 as they were; epoch 11, changed; in the last row epoch 12, changed. (*Late*: the epoch's five longest steps, moved to step 241. *Order*: shuffled by another seed. `loops`: outputs that say the same pieces four times in a row.)
 
 # %%
 was = history.loc[[epoch, epoch + 1]].rename("epoch {}".format)
@@ -588,16 +576,15 @@ controls = controls.rename(index={"as many before them first": "steps 236 to 240
 pd.concat([was, controls])[["bleu", "length_ratio", "loops"]].astype(float).round(2)
 
 # %% [markdown]
-# **Culprit.** The order of the steps is to blame. Dropout isn't: with another draw BLEU falls, too. With the long steps first, or in two other orders, BLEU stays; with steps 236 to 240 first, it falls. But in three other orders long steps late hardly change BLEU: this fall needs them, and they alone don't make it.
+# **Culprit.** The order of the steps. Dropout isn't to blame: with another draw BLEU falls, too. With the long steps first, or in two other orders, BLEU stays; with steps 236 to 240 first, it falls. But in three other orders long steps late hardly change it: this fall needs them, and they alone don't make it.
 #
-# Each row is one run. What stands: while the rate is high, a greedy score depends on the last few steps. Even in the quiet steps 195 to 240 it lies between 38.0 and 40.8. At the end the rate is 0, and the last four epochs lie within 0.3 BLEU.
+# While the rate is high, a greedy score depends on the last few steps: even in the quiet steps 195 to 240 it lies between 38.0 and 40.8. At the end the rate is 0, and the last four epochs lie within 0.3 BLEU.
 #
-# %% [markdown]
 # ## Averaging checkpoints
 #
 # > **In short.** Late in training the weights jitter around a good point. The mean of several checkpoints may be nearer to it.
 #
-# The paper averages its base model's last 5 checkpoints (§6.1), weight by weight: $\bar\theta = \frac1K \sum_k \theta_k$.
+# Is the mean of five models, weight by weight, a better model, or none at all? The paper averages its base model's last 5 checkpoints (§6.1): $\bar\theta = \frac1K \sum_k \theta_k$.
 #
 # **Your turn.** (The Annotated Transformer's version can't run: it asks for `model.params()`, which doesn't exist.)
 
@@ -624,36 +611,35 @@ with tempfile.TemporaryDirectory() as folder:
     torch.testing.assert_close(mean, 5000 * torch.arange(6, dtype=torch.float32))
 
 # %% [markdown]
-# The real run gained nothing by it: the mean of its last five epochs has 41.2 BLEU on the validation captions, the best epoch 41.3. Its rate had fallen to zero. Exercise 2 tries another schedule.
+# As good as the best: the mean of the real run's last five epochs has 41.2 BLEU on validation, its best epoch 41.3. But its rate had fallen to zero; exercise 2 tries another.
 #
 # ## Several processes
 #
-# > **In short.** Each GPU takes a share of the step's sentences. The gradients must be averaged over tokens, not over processes.
+# > **In short.** Each GPU takes a share of the step's sentences. Average the gradients over tokens, not over processes.
 #
-# Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is $g = \sum_r \nabla L_r \,/ \sum_r n_r$. PyTorch's `DistributedDataParallel` (DDP) replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. The plan follows from seed and epoch, so all processes know it and can count the whole step's tokens. A process that divides by its own $n_r$ makes a mean of means: in chapter 6 it missed the gradient by 48%, with shares of 18, 32 and 77 tokens. Exercise 1 mends it.
+# Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is $g = \sum_r \nabla L_r \,/ \sum_r n_r$. PyTorch's `DistributedDataParallel` (DDP) replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. (All know the plan, and so the whole step's tokens.) A process that divides by its own $n_r$ makes a mean of means: in chapter 6 it missed the gradient by 48%, with shares of 18, 32 and 77 tokens. Exercise 1 mends it.
 #
 # ## The engine does the same, faster
 #
 # ```bash
 # python -m scripts.train --preset sample           # minutes on a CPU
-# python -m scripts.train --preset small            # Multi30k: half an hour or more of a CPU
+# python -m scripts.train --preset small            # Multi30k: half an hour of a CPU
 # python -m scripts.train --preset small --resume   # after an interruption
 # torchrun --nproc-per-node=4 -m scripts.train --preset small
 # ```
 #
-# The command writes into `runs/NAME`. Its [`Training`](../scripts/core/training.py) is our `Trainer` and more: it refuses to resume with other settings, heeds Ctrl-C, and shares steps among processes. Its [`Step`](../scripts/core/steps.py) is `train_step` in four kinds: `textbook` computes by chapters 1 to 6, the others by chapter 12. Its [files](../scripts/core/checkpoints.py) are safetensors with the checksum in their header, so any program opens them. [A test](../tests/test_ch09_training_run.py) trains with both: with dropout, `Trainer` and `textbook` end with the same bits; without, `eager`, a fast kind, agrees in four digits of the losses.
+# Its [`Training`](../scripts/core/training.py) is our `Trainer` and more: it refuses to resume with other settings, heeds Ctrl-C, and shares steps among processes. Its [`Step`](../scripts/core/steps.py) is `train_step` in four kinds: `textbook` computes by chapters 1 to 6, the others by chapter 12. Its [files](../scripts/core/checkpoints.py) are plain safetensors. [A test](../tests/test_ch09_training_run.py) trains with both: with dropout, `Trainer` and `textbook` end with the same bits; without, `eager`, a fast kind, agrees in four digits of the losses.
 #
-# **Pitfall: more processes are another recipe.** `--max_tokens 2048` limits one batch. A step of four processes has four batches, up to 8,192 tokens, and an epoch has a quarter of the steps. Divide `--max_tokens` by four for steps of the old size.
+# **Pitfall: more processes are another recipe.** `--max_tokens 2048` limits one batch. A step of four processes has four, and an epoch a quarter of the steps. Divide `--max_tokens` by four for steps of the old size.
 #
-# This command repeats the shipped model's training ([record](../results/multi30k-de-en.json)), in `runs/small`:
+# This repeats the shipped model's training ([record](../results/multi30k-de-en.json)):
 
 # %%
-command = record["repeat"].partition(" --publish")[0]
-print(command.replace(" --epochs", " \\\n  --epochs"))
+print(record["repeat"].partition(" --publish")[0].replace(" --epochs", " \\\n  --epochs"))
 pd.DataFrame(record["test"]).T[["bleu", "bleu_greedy", "bleu_lowercased"]]
 
 # %% [markdown]
-# The first column is by beam search. Chapter 10 asks how far to trust it.
+# Chapter 10 asks how far to trust the first column, by beam search.
 #
 # ## Summary
 #
@@ -665,8 +651,8 @@ pd.DataFrame(record["test"]).T[["bleu", "bleu_greedy", "bleu_lowercased"]]
 # ## What the paper did that we don't
 #
 # - It trained its base model for 100,000 steps.
-# - It used post-norm and the inverse-square-root rate. Our `small` is pre-norm, with a cosine.
-# - It published averaged checkpoints (§6.1); ours didn't win.
+# - It used post-norm and the inverse-square-root rate; our `small` is pre-norm, with a cosine.
+# - It published averaged checkpoints (§6.1).
 #
 # ## Exercises
 #
@@ -676,7 +662,7 @@ pd.DataFrame(record["test"]).T[["bleu", "bleu_greedy", "bleu_lowercased"]]
 #
 # *code · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# Each of several processes hands in the *mean* gradient over its own target tokens, and how many these were. Write `mean_over_ranks(means, tokens)`: the mean over all tokens of all processes. A process (but not all) may be left without a sentence: 0 tokens, and its mean is 0/0, NaN; any other NaN must stay visible. (`solution("mean_over_ranks")` shows ours.)
+# Each process hands in the *mean* gradient over its own target tokens, and how many these were. Write `mean_over_ranks(means, tokens)`: the mean over all tokens. A process (but not all) may be left without a sentence: 0 tokens, and its mean is 0/0, NaN; any other NaN must stay visible. (`solution("mean_over_ranks")` shows ours.)
 
 
 # %%
@@ -692,9 +678,9 @@ check(mean_over_ranks)
 #
 # *project · difficulty ●●○ · worth ●●● · 60 minutes*
 #
-# Choose one. Write down what you expect, then train.
+# Predict, then train.
 #
-# - Run `python -m scripts.train --preset sample --name a`, then the same with `--name b`. Kill the second with `kill -9` during an epoch, and go on with `--resume`. Do both `model.safetensors` have the same `sha256sum`?
+# - Run `python -m scripts.train --preset sample --name a`, then `--name b`. Kill the second with `kill -9` during an epoch, and go on with `--resume`. Do both `model.safetensors` have the same `sha256sum`?
 # - Train the sample model with `--average 5`, and again with `--schedule inverse_sqrt` too. After which does averaging gain more, and why?
 #
 # Next: [Chapter 10 · Judging](ch10_judging.ipynb)

@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 10 · Judging
 #
-# After this chapter you can measure a translator, say whether one is really better than another, and test a test of significance.
+# After this chapter you can measure a translator, say whether another is really better, and test a test of significance.
 #
 # | | |
 # |---|---|
@@ -42,20 +42,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from scripts import ROOT
 from scripts.book.charts import titled
 from scripts.book.domains import texts_side_by_side
-from scripts.book.exercises import check, scores_with
+from scripts.book.exercises import check
 from scripts.book.figures import judging as figures
 from scripts.book.records import load_record
 from scripts.book.verdict import Verdict, verdicts
 from scripts.ch08_decoding import plain_translate
-from scripts.core.models import load_model
+from scripts.core.models import STUDIED, load_model
 from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.corpora.load import load_corpus
 
@@ -64,16 +62,16 @@ from scripts.corpora.load import load_corpus
 #
 # > **In short.** A good translation shares words, pairs, triples and quadruples of words with a human's. BLEU counts them.
 #
-# Two captions, by a human and by chapter 9's translator:
+# Two captions, by a human and chapter 9's translator:
 #
 # | the human: the *reference* | the translator: the *output* |
 # |---|---|
 # | A guy works on a building. | A guy working on a building. |
 # | A group of people standing in front of an igloo. | A group of people are standing in front of an illuminum. |
 #
-# A full stop counts as a word. So the first output has 7 words, 6 pairs, 5 triples and 4 quadruples.
+# With the full stop the first output has 7 words, 6 pairs, 5 triples and 4 quadruples.
 #
-# **Predict.** One of the 7 words isn't in the reference. How many of the 6 pairs are in it? How many of the 4 quadruples?
+# **Predict.** One of the 7 words isn't in the reference. How many of the 6 pairs are in it, how many of the 4 quadruples?
 
 
 # %%
@@ -85,9 +83,8 @@ def tokens_13a(text: str) -> list[str]:
 
 
 # %%
-first_ten = load_record("multi30k-de-en")["samples"]  # the test set's first ten captions
-parts = "source", "reference", "translation"
-sources, references, recorded = ([row[part] for row in first_ten] for part in parts)
+first_ten = pd.DataFrame(load_record("multi30k-de-en")["samples"])  # the test set's first captions
+sources, references, recorded = first_ten[["source", "reference", "translation"]].T.values.tolist()
 titled(
     figures.match_walls([(tokens_13a(recorded[i]), tokens_13a(references[i])) for i in (8, 6)]),
     "A word without a match breaks up to two pairs, three triples and four quadruples",
@@ -95,7 +92,7 @@ titled(
 )
 
 # %% [markdown]
-# In the first, 4 of the 6 pairs and 1 of the 4 quadruples have a match: every n-gram that holds the odd word is lost, so the hole widens upwards. "working" counts as little as "illuminum".
+# In the first, 4 of the 6 pairs and 1 of the 4 quadruples: every n-gram that holds the odd word is lost. "working" counts as little as "illuminum".
 #
 # ## BLEU, by hand
 #
@@ -142,7 +139,7 @@ print(f"90 tokens for 100: BP = {brevity_penalty(90, 100):.3f}")
 # %% [markdown]
 # It loses 10.5%.
 #
-# **Smoothing.** The mean is geometric: one $p_n$ of zero makes the score zero, however good the others are. sacreBLEU (Post 2018), the standard program, *smooths* zeros away before it multiplies.
+# **Smoothing.** The mean is geometric: one $p_n$ of zero makes the score zero. sacreBLEU (Post 2018), the standard program, *smooths* zeros away before it multiplies.
 
 
 # %%
@@ -198,8 +195,7 @@ corpora["the the the"] = ["the " * 7], ["the cat is on the mat"]
 for name, (outputs, targets) in corpora.items():
     theirs = corpus_bleu(outputs, targets)  # sacreBLEU's
     parts = bleu_parts([*map(tokens_13a, outputs)], [*map(tokens_13a, targets)])
-    sums = theirs.counts, theirs.totals, theirs.sys_len, theirs.ref_len
-    assert astuple(parts) == sums, "not sacreBLEU's sums"
+    assert astuple(parts) == (theirs.counts, theirs.totals, theirs.sys_len, theirs.ref_len)
     assert math.isclose(parts.score, theirs.score, rel_tol=1e-9), "not sacreBLEU's score"
     print(f"{name:12}  BLEU {parts.score:5.2f}: {parts.matches} of {parts.totals} match")
 print(theirs.signature.split("|version")[0])
@@ -207,7 +203,7 @@ print(theirs.signature.split("|version")[0])
 # %% [markdown]
 # $p_1$ is 2/7; without clipping it would be 1. Without smoothing the three zeros would make BLEU 0.
 #
-# The last line is sacreBLEU's *signature*, here without its version (2.6.0). It names what changes the number: one reference each, capitals count (`case:mixed`), the tokeniser, the smoothing.
+# The last line is sacreBLEU's *signature*, without its version (2.6.0). It names what changes the number: references, capitals (`case:mixed`: they count), tokeniser, smoothing.
 #
 # ## Two translators
 #
@@ -218,11 +214,12 @@ print(theirs.signature.split("|version")[0])
 # **Predict.** Which has the higher BLEU?
 
 # %%
-trained = load_model(ROOT / "models" / "multi30k-de-en")
+trained = load_model(STUDIED)
 trained.model.double()  # rounding hardly ever changes a word
 greedy_outputs, beam_outputs = (plain_translate(trained, sources, beam=k) for k in (1, 5))
 pd.set_option("display.max_colwidth", None)
-ten = pd.DataFrame({"reference": references, "greedy": greedy_outputs, "beam of 5": beam_outputs})
+two = {"greedy": greedy_outputs, "beam of 5": beam_outputs}
+ten = pd.DataFrame({"reference": references} | two)
 ten[ten["greedy"] != ten["beam of 5"]]
 
 
@@ -233,32 +230,31 @@ def bleu(outputs: Sequence[str], references: Sequence[str]) -> float:
 
 
 # %%
-two = {"greedy": greedy_outputs, "beam of 5": beam_outputs}
 print({name: round(bleu(outputs, references), 2) for name, outputs in two.items()})
 
 # %% [markdown]
-# Greedy decoding is ahead, by 0.2. "repair" is right and has no match: without caption 4 the beam would lead by 2.1.
+# Greedy decoding, by 0.2. In caption 4 the beam's "repair" is right and has no match; without it the beam would lead by 2.1.
 #
-# **Pitfall.** Splitting at spaces only, lower case, letters for words: all are called BLEU. **Predict.** Which give more than 50.56?
+# **Pitfall.** Splitting at spaces only, lower case, letters for words: all are called BLEU. **Predict.** Which exceed 50.56?
 
 # %%
 for options in ({"tokenize": "none", "force": True}, {"lowercase": True}, {"tokenize": "char"}):
     print(f"{corpus_bleu(beam_outputs, references, **options).score:.2f}", options)
 
 # %% [markdown]
-# Lower case adds a little, letters add 17 points. A BLEU without its signature can't be compared.
+# Lower case a little, letters by 17 points. Without its signature a BLEU can't be compared.
 #
 # ## chrF: letters instead of words
 #
 # > **In short.** "working" for "works" is half right. chrF compares runs of letters.
 #
-# chrF (Popović 2015, 2016) removes the spaces and counts n-grams of *letters*, n from 1 to 6. *Precision* is the share of the outputs' n-grams with a match, *recall* the share of the references'. With prec and rec their means over n,
+# chrF (Popović 2015, 2016) removes the spaces and counts n-grams of *letters*, n from 1 to 6. *Precision* is the share of the outputs' n-grams with a match, *recall* that of the references'. With prec and rec their means over n,
 #
 # $$\text{chrF}_\beta = 100 \cdot \frac{(1 + \beta^2)\; \text{prec} \cdot \text{rec}}{\beta^2\, \text{prec} + \text{rec}}, \qquad \beta = 2.$$
 #
-# What is missing weighs more than what is too much; so chrF needs no brevity penalty.
+# What is missing weighs more than what is too much, so chrF needs no brevity penalty.
 #
-# **Your turn.** Write it. Matches are clipped sentence by sentence, as in BLEU.
+# **Your turn.** Write it, with matches clipped in each sentence.
 
 
 # %% tags=["yours"]
@@ -305,26 +301,26 @@ for output, target in (
     print(f"BLEU {bleu([output], [target]):4.1f}  chrF2 {chrf:4.1f} {output}")
 
 # %% [markdown]
-# To BLEU "banana" is as good as "working". chrF sees other letters, not another meaning: "A guy worms on a building." has 80.1, more than "working". And the man, who throws nothing, comes second, and has the highest BLEU. The children, with whom nothing is wrong, come last: of the thousand captions that this translator was tested on, only one has a lower chrF.
+# No. To BLEU "banana" is as good as "working". chrF sees other letters, not another meaning: "A guy worms on a building." has 80.1, more than "working". The man, who throws nothing, has the highest BLEU. The children, with whom nothing is wrong, come last: of a thousand captions only one has a lower chrF.
 #
-# **COMET** ([Rei et al. 2020](https://arxiv.org/abs/2009.09025)) is a model trained on people's verdicts. *Which* people matters: in [Freitag et al. (2021)](https://aclanthology.org/2021.tacl-1.87) professional translators ranked systems otherwise than crowd workers did.
+# **COMET** ([Rei et al. 2020](https://arxiv.org/abs/2009.09025)) is a model trained on people's verdicts. *Which* people matters: professional translators ranked systems otherwise than crowd workers did ([Freitag et al. 2021](https://aclanthology.org/2021.tacl-1.87)).
 #
 # ## Swap by a coin
 #
 # > **In short.** If two systems are equal, chance decided who wrote which output. Let it decide anew, many times: how far apart do equals come?
 #
-# Toss a coin for each caption. Heads: the systems swap outputs. Then score both (*approximate randomisation*: Noreen 1989; Riezler and Maxwell 2005). BLEU is made of ten sums over sentences: 4 matches, 4 totals, 2 lengths. A swap moves a sentence's ten numbers from one system to the other.
+# Toss a coin for each caption. Heads: the systems swap outputs. Then score both (*approximate randomisation*: Noreen 1989; Riezler and Maxwell 2005). BLEU is made of ten sums over sentences: 4 matches, 4 totals, 2 lengths. A swap exchanges a sentence's ten numbers.
 
 
 # %%
-def sentence_parts(outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """What each sentence adds to BLEU's ten sums: (N, 10)."""
-    rows = []
-    sides = texts_side_by_side(outputs=outputs, references=references)
-    for output, reference in zip(*sides, strict=True):
-        parts = bleu_parts([tokens_13a(output)], [tokens_13a(reference)])
-        rows.append([*parts.matches, *parts.totals, parts.output_length, parts.reference_length])
-    return np.array(rows, dtype=np.int64)
+def sentence_parts(systems: Sequence[Sequence[str]], references: Sequence[str]) -> np.ndarray:
+    """What each sentence of each of K systems adds to BLEU's ten sums: (K, N, 10)."""
+    counts = []
+    for outputs in systems:
+        pairs = zip(*texts_side_by_side(outputs=outputs, references=references), strict=True)
+        parts = [bleu_parts([tokens_13a(output)], [tokens_13a(target)]) for output, target in pairs]
+        counts.append([(*p.matches, *p.totals, p.output_length, p.reference_length) for p in parts])
+    return np.array(counts)
 
 
 def bleu_of_sums(sums: np.ndarray) -> np.ndarray:
@@ -349,7 +345,7 @@ def swapped_differences(counts: np.ndarray, coins: np.ndarray) -> np.ndarray:
 
 
 # %%
-counts = np.stack([sentence_parts(outputs, references) for outputs in two.values()])  # (2, N, 10)
+counts = sentence_parts([greedy_outputs, beam_outputs], references)  # (2, N, 10)
 coins = np.random.default_rng(1).integers(2, size=(1000, 10))  # (R, N)
 swaps = swapped_differences(counts, coins)  # (R,)
 measured = bleu(beam_outputs, references) - bleu(greedy_outputs, references)
@@ -360,23 +356,23 @@ for toss, difference in zip(coins[:3], swaps, strict=False):  # the texts themse
     print(f"{toss}: the beam {difference:+.2f}")
 
 # %% [markdown]
-# **Predict.** As they were, the beam has 0.22 less. Of a thousand tosses, how many bring the two at least as far apart?
+# **Predict.** As they were, the beam has 0.22 less. How many of a thousand tosses bring the two at least as far apart?
 
 # %%
 assert ((swaps > 0) == coins[:, 4]).all()  # caption 4
 assert min(abs(swaps)) >= abs(measured) - 1e-9
 titled(
-    figures.swap_chart(swaps, measured),
+    figures.difference_chart(swaps, measured, "tosses"),
     "Ten captions: no toss brings equals closer than 0.22",
     "1000 tosses, a coin for each caption. Right of 0: the outputs for caption 4 are swapped.",
 )
 
 # %% [markdown]
-# All of them do: no toss brings the two any closer. In each, whoever has caption 4's "are fixing" leads. Equal systems come so far apart in every toss: this difference says nothing. With $d$ the measured difference and $d^*_t$ that of toss t, the share of such tosses is called
+# All of them do: whoever has caption 4's "are fixing" leads. So this difference says nothing. With $d$ the measured difference and $d^*_t$ that of toss t, the share of such tosses is
 #
 # $$p = \frac{1 + \#\{t : |d^*_t| \ge |d|\}}{1 + R}.$$
 #
-# Both signs count: we didn't know who would be ahead. The 1 is for the outputs as they were. We call systems different if p is at most 5%, the *level*. (p isn't the chance that they are equal.)
+# Both signs count: we didn't know who would lead. The 1 is for the outputs as they were. We call systems different if p is at most 5%, the *level*. (p isn't the chance that they are equal.)
 #
 # **Your turn.** Write it.
 
@@ -397,11 +393,35 @@ assert randomisation_p(np.array([0.1, -0.2]), -5.0) == 1 / 3
 print(f"p = {randomisation_p(swaps, measured):.2f}")
 
 # %% [markdown]
+# ## Milestone · Your test judges a thousand captions
+#
+# > **In short.** Your functions judge the shipped translator on a whole test set.
+#
+# The [record](../results/decoding-multi30k.json) of both searches keeps each caption's `sentence_parts`. Your test needs nothing else. **Predict.** The beam is ahead by 1.4 here. In how many of 10,000 tosses do equals come so far apart?
+
+# %%
+searches = load_record("decoding-multi30k")["beam_against_greedy"]["sentence_parts"]
+thousand = np.array([np.loadtxt(lines, dtype=int) for lines in searches.values()])  # (2, 1000, 10)
+assert (thousand[:, :10] == counts).all(), "they begin with the ten captions above"
+coins = np.random.default_rng(2).integers(2, size=(10_000, 1000))  # (R, N)
+swaps = swapped_differences(thousand, coins)
+(measured,) = swapped_differences(thousand, 0 * coins[:1])  # as they were
+print(f"BLEU {measured:+.2f}, p = {randomisation_p(swaps, measured):.4f}")
+assert max(abs(swaps)) < measured
+titled(
+    figures.difference_chart(swaps, measured, "tosses"),
+    "A thousand captions: no toss of 10,000 brings equals so far apart",
+    f"A coin for each caption. By chance alone equals come up to {max(abs(swaps)):.1f} apart.",
+)
+
+# %% [markdown]
+# In none, so p is 1/10,001. Chance in the captions doesn't explain this lead.
+#
 # ## How large is the difference?
 #
-# > **In short.** How far apart might the systems be on *other* captions? Draw new test sets from ours.
+# > **In short.** How far apart would the systems be on *other* captions? Draw new test sets from ours.
 #
-# The *paired bootstrap* (Koehn 2004): draw N of the N sentences, with repetition, and score *both* systems on them, since a hard sentence is hard for both. The differences of many draws scatter about as those of many test sets would. The interval leaves out 2.5% at each end.
+# The *paired bootstrap* (Koehn 2004): draw N of the N sentences, with repetition, and score *both* systems on them, since a hard sentence is hard for both. Their differences scatter about as those of many test sets would. The interval omits 2.5% at each end.
 
 
 # %%
@@ -414,23 +434,15 @@ class PairedDifference:
     high: float  # 2.5% of the draws are above
     p: float  # how often equals differ so far or further, in either direction
     draws: np.ndarray  # the difference in each draw of the sentences
-    swaps: np.ndarray  # the difference after each toss of the coins
 
 
-# %%
 def paired_difference(
-    first: Sequence[str],
-    second: Sequence[str],
-    references: Sequence[str],
+    counts: np.ndarray,
     tosses: int = 10_000,
     draws: int = 1000,
-    seed: Any = 12345,
+    seed: int | np.random.Generator = 12345,
 ) -> PairedDifference:
-    """Compare two systems' outputs for the same sentences, by draws of the sentences and tosses of their coins.
-
-    Raises ValueError for no sentences, or for systems that translated a different number of them.
-    """
-    counts = np.stack([sentence_parts(outputs, references) for outputs in (first, second)])
+    """Compare two systems by their `sentence_parts` (2, N, 10), by draws and tosses."""
     rng, size = np.random.default_rng(seed), counts.shape[1]
     drawn = rng.choice(size, size=(draws, size))  # (R, N), with repetition
     times = np.stack([np.bincount(draw, minlength=size) for draw in drawn])  # each is drawn
@@ -438,37 +450,31 @@ def paired_difference(
     swaps = swapped_differences(counts, rng.integers(2, size=(tosses, size)))  # (R,)
     difference = float(np.diff(bleu_of_sums(counts.sum(axis=1)))[0])
     ends = np.percentile(after - before, [2.5, 97.5]).tolist()
-    p = randomisation_p(swaps, difference)
-    return PairedDifference(difference, *ends, p, after - before, swaps)
+    return PairedDifference(difference, *ends, randomisation_p(swaps, difference), after - before)
 
 
 # %% [markdown]
 # **Predict.** How wide is the interval for ten captions? For a thousand?
 
 # %%
-compared = paired_difference(greedy_outputs, beam_outputs, references)
-print(f"ten captions: 95% of the draws lie between {compared.low:+.1f} and {compared.high:+.1f}")
-analysis = load_record("decoding-multi30k")
-against = analysis["beam_against_greedy"]
-assert against["low"] > 0 and max(abs(b["from"]) for b in against["histogram_of_swaps"]) < 1.3
+few, many = paired_difference(counts), paired_difference(thousand)
+print(f"ten captions: 95% of the draws lie between {few.low:+.1f} and {few.high:+.1f}")
 titled(
-    figures.chance_chart(analysis),
-    "A thousand captions: the beam's lead is larger than chance in the captions explains",
-    f"{against['differing']} outputs differ. Between the dashed lines lie 95% of the draws.",
+    figures.difference_chart(many.draws, measured, "draws", (many.low, many.high)),
+    f"On other captions the beam would lead by {many.low:.1f} to {many.high:.1f}",
+    "1000 draws of a thousand captions. 95% of them lie between the dashed lines.",
 )
 
 # %% [markdown]
-# Ten points wide, and 1.2: eight times narrower with a hundred times the captions (the rule is $\sqrt{100}$). Now the beam is ahead by 1.4, and none of 10,000 tosses comes so far.
+# Ten points, and 1.2: eight times narrower with a hundred times the captions (the rule says $\sqrt{100}$).
 #
 # ## Case · A p that finds equals different
 #
-# **Symptom.** The paired bootstrap of sacreBLEU 2.6 (`--paired-bs`) prints a p, too. We give it *equals*: the same 50 references twice, and in both each word is deleted with a chance of a fifth. At a level of 5% it should call 5% of such pairs different. It calls about twice as many.
+# **Symptom.** The paired bootstrap of sacreBLEU 2.6 (`--paired-bs`) prints a p, too. We give it *equals*: the same 50 references twice, in both a fifth of the words deleted by chance. It should call 5% of such pairs different. It calls about twice as many.
 #
 # **Suspects.** The draws scatter around $d$, those of equals would scatter around 0; so their mean is subtracted. sacreBLEU drops the draws' signs first, subtracts the mean of what is left, and counts how many exceed $|d|$. Is the *order* wrong? Or that only one *end* counts, far above the mean?
 #
-# **Instrument.** 400 pairs of equals: both orders, with one end and with both.
-#
-# **Predict.** What brings it near 5%: the other order, the other end, or only both?
+# **Instrument.** 400 pairs of equals: both orders, with one end and with both. **Predict.** What brings it near 5%: the other order, the other end, or only both?
 
 
 # %%
@@ -493,11 +499,9 @@ def p_of_equals(pairs: int, seed: int, captions: int = 50) -> pd.DataFrame:
     for _ in range(pairs):
         texts = [english[i] for i in rng.choice(len(english), captions, replace=False)]
         equals = [lossy(texts, 0.2, rng) for _ in range(2)]
-        result = paired_difference(*equals, texts, tosses=199, seed=rng)
-        row = {"swaps": result.p}
-        for order, ends in product(("signs first", "mean first"), ("one end", "both ends")):
-            row[f"{order}, {ends}"] = bootstrap_p(result, order, ends)
-        rows.append(row)
+        result = paired_difference(sentence_parts(equals, texts), tosses=199, seed=rng)
+        ways = product(("signs first", "mean first"), ("one end", "both ends"))
+        rows.append({"swaps": result.p} | {", ".join(w): bootstrap_p(result, *w) for w in ways})
     return pd.DataFrame(rows)
 
 
@@ -505,7 +509,7 @@ def p_of_equals(pairs: int, seed: int, captions: int = 50) -> pd.DataFrame:
 from sacrebleu import BLEU, significance
 
 test = significance.PairedTest([*two.items()], {"BLEU": BLEU()}, [references], "bs", 1000)
-assert test()[1]["BLEU"][1].p_value == bootstrap_p(compared, "signs first", "one end")
+assert test()[1]["BLEU"][1].p_value == bootstrap_p(few, "signs first", "one end")
 
 equals = p_of_equals(400, seed=1)
 alarms = (equals <= 0.05).sum()
@@ -518,19 +522,15 @@ titled(
 )
 
 # %% [markdown]
-# **Culprit.** One end is lost, and neither change alone brings it back. An alarm needs a large $d$; then nearly all draws have its sign, and the order hardly matters to *one* end. The other end is the draws of the other sign. Without their sign they are small sizes, and as no size is below 0, hardly any lies $|d|$ below a mean of about $|d|$. Half of p is missing, so doubling it helps, too. (Alarms in 3,600 pairs of 50 captions: sacreBLEU's 10.8%, both changes 6.0%, doubled 6.1%, swaps 4.9%. In 1,200 pairs of 200 captions: 11.8%, 5.4%, 6.2%, 5.3%.)
+# **Culprit.** One end is lost, and neither change alone brings it back. When an alarm is near, $d$ is large, and nearly all draws have its sign: dropping signs changes nothing at the end above. The end below should be the draws of the other sign. Without signs there is none: sizes end at 0, and their mean is about $|d|$, so hardly any lies $|d|$ below it. (Alarms in 3,600 pairs of 50 captions: sacreBLEU's 10.8%, both changes 6.0%, swaps 4.9%. In 1,200 pairs of 200: 11.8%, 5.4%, 5.3%.)
 #
-# sacreBLEU's `--paired-ar`, swaps by a coin, counts both ends, but no ties: if a single output differs, its p is 0.0001, and ours is 1.
+# sacreBLEU's `--paired-ar`, swaps by a coin, counts both ends, but no ties: if a single output differs, its p is 0.0001, and ours 1.
 #
 # ## Eight chances of a false alarm
 #
 # > **In short.** At 5%, one test of equals in twenty gives a false alarm. Eight tests are eight chances.
 #
-# Chance is in the *seeds*, too: equal trainings of a small recipe differ in BLEU, with a standard deviation of about 0.5. Student's t test, with one spread for all rows, makes a p of such figures ([`verdict.py`](../scripts/book/verdict.py)).
-#
-# Suppose that eight changes to the recipe change nothing. **Predict.** In how many of a thousand such studies is some p below 0.05?
-#
-# *Holm* (1979) asks more: the smallest p must be below 0.05/8, the next below 0.05/7, and so on, until one fails. Then a study gives any false alarm with a chance of at most 5%.
+# Somebody changes a recipe in eight ways, trains each twice, and reports what has p ≤ 0.05. Chance is in the *seeds* now: equal trainings of a small recipe differ in BLEU, with a standard deviation of about 0.5. (p is from Student's t test with one spread for all rows, [`verdict.py`](../scripts/book/verdict.py).) **Predict.** If the changes change nothing, how many of a thousand studies report something?
 
 
 # %%
@@ -543,42 +543,37 @@ def study_of_equals(rng: np.random.Generator) -> dict[str, Verdict]:
 
 # %%
 studies = [study_of_equals(np.random.default_rng(seed)).values() for seed in range(1000)]
-alone = sum(any(verdict.p < 0.05 for verdict in study) for study in studies) / 1000
+alone = sum(any(verdict.p <= 0.05 for verdict in study) for study in studies) / 1000
 holm = sum(any(verdict.told for verdict in study) for study in studies) / 1000
 print(f"a false alarm in {alone:.0%} of the studies, with Holm's steps in {holm:.0%}")
 
 # %% [markdown]
-# A quarter of the studies of nothing find something. (Independent p would err more often, $1 - 0.95^8 = 34\%$; these share the recipe's runs and one spread.)
+# A quarter of the studies of nothing report something. *Holm* (1979) asks more: the smallest p must be at most 0.05/8, the next 0.05/7, and so on, until one fails. Then a study gives any false alarm with a chance of at most 5%.
 #
-# Now real ones ([`ingredients.py`](../scripts/studies/ingredients.py)): a narrow model, five epochs, the best epoch's BLEU on validation. (*BPE-dropout*: Provilkov et al. 2020; *R-Drop*: Liang, Wu et al. 2021; *Muon*, an optimiser: Jordan et al. 2024; *Xavier's tables*: embeddings of a quarter of the spread.)
-#
-# **Predict.** Does any change *gain* something? Does it depend on the search that translates?
+# Now eight real changes ([`ingredients.py`](../scripts/studies/ingredients.py)): a narrow model, five epochs, the best epoch's BLEU on validation. (*BPE-dropout*: Provilkov et al. 2020; *R-Drop*: Liang, Wu et al. 2021; *Muon*, an optimiser: Jordan et al. 2024; *Xavier's tables*: embeddings of a quarter of the spread.) **Predict.** Does one *gain*?
 
 # %%
 recipe, passing = load_record("recipe-multi30k"), {}
 for search, score in (("a beam of 5", "beam"), ("greedy decoding", "best")):
     runs = {name: [run[score] for run in row["runs"]] for name, row in recipe["rows"].items()}
-    by_seeds = verdicts(runs, {name: "the recipe" for name in runs if name != "the recipe"})
-    passing[search] = [name for name, verdict in by_seeds.items() if verdict.told]
-    muon = by_seeds["Muon"]
-    print(f"{search}: {', '.join(passing[search])}; Muon {muon.difference:+.1f}, p = {muon.p:.3f}")
-figures.ingredient_chart(
-    recipe, "Greedy: three changes do harm, and no gain passes", passing["greedy decoding"]
-)
+    judged = verdicts(runs, {name: "the recipe" for name in runs if name != "the recipe"})
+    print(f"{search}:")
+    passing[search] = []
+    for name in sorted(judged, key=lambda name: judged[name].p):
+        gain, p, level = judged[name].difference, judged[name].p, 0.05 / (8 - len(passing[search]))
+        print(f"  {name:18}{gain:+6.1f} BLEU, p = {p:.5f}, must be at most {level:.5f}")
+        if p > level:  # it fails, and so do all that follow
+            break
+        passing[search].append(name)
+assert [len(names) for names in passing.values()] == [6, 3]
+figures.ingredient_chart(recipe, "By a beam six changes pass, one a gain; by greedy three", passing)
 
 # %% [markdown]
-# In five epochs three do harm, whichever search translates. By beam search six pass: two more harms, and Muon's *gain*. But that is no effect of the search. The differences are nearly the same; the spread of equal trainings is smaller by beam, 0.37 for 0.49, perhaps by chance. "Passes here, fails there" isn't yet a difference. So choose the score before the runs, or test all sixteen together (Muon's gain by beam passes then, too).
+# By beam search Muon's *gain* passes, by greedy decoding it doesn't. The gains are nearly the same, but equal trainings differ less by beam, 0.37 for 0.49, perhaps by chance. "Passes here, fails there" isn't yet a difference. So choose the score before the runs, or test all sixteen together. (Muon's gain by beam passes then, too.)
 #
-# **Pitfall.** Choosing is testing, too. Choose on validation, as the paper did (§6.1), and read the test once. (For our translator's α that gives 1.4, and 41.90 BLEU on the test. Chosen there it would be 2.0, and 42.06: too good.)
+# **Pitfall.** Choosing is testing, too. Choose on validation, as the paper did; read the test once. (Our translator's α is then 1.4, with 41.90 BLEU on the test. Chosen there it would be 2.0, with 42.06: too good.)
 #
-# ## Milestone · Your BLEU
 #
-# > **In short.** Your functions judge the shipped translator's greedy outputs.
-
-# %%
-scores_with(bleu_parts)
-
-# %% [markdown]
 # ## Summary
 #
 # - BLEU is four clipped n-gram precisions and a brevity penalty, over a whole corpus. Report its signature.
@@ -588,7 +583,7 @@ scores_with(bleu_parts)
 #
 # ## What the paper did that we don't
 #
-# It gives one BLEU for each model and test set, with no interval, no test and no signature. The script published with its code splits hyphenated words, so the big model's 28.4 for English to German need not be sacreBLEU's number for the same texts.
+# It gives each BLEU with no interval, test or signature. The script published with its code splits hyphenated words, so the big model's 28.4 for English to German need not be sacreBLEU's for the same texts.
 #
 # ## Exercises
 #
@@ -598,7 +593,7 @@ scores_with(bleu_parts)
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# A *sign test* asks only in how many sentences each system is better. Ties are left out; between equals, each of the n sentences left is a fair coin. For two lists of scores, one score per sentence, give the chance that n fair coins fall at least as unevenly as here, in either direction; 1 if nothing is left. (`solution("sign_test")` shows ours.)
+# A *sign test* asks only in how many sentences each system is better. Ties are left out; between equals, each of the n other sentences is a fair coin. For two lists of scores, one per sentence, give the chance that n fair coins fall at least as unevenly as here, in either direction; 1 if n is 0. (`solution("sign_test")` shows ours.)
 
 
 # %%
@@ -614,7 +609,7 @@ check(sign_test)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# BLEU was made for several references. Write it, 0 to 100, for texts: `references[i]` lists all references of `outputs[i]`. In each sentence an n-gram may match as often as it stands in the reference that has it *most* often; the reference length is that of the reference *closest* in length to the output, at a tie the shorter. All else is as in this chapter: sums over the corpus, tokens 13a, smoothing. (`solution("many_references")` shows ours.)
+# BLEU was made for several references. Write it for texts: `references[i]` lists those of `outputs[i]`. In each sentence an n-gram may match as often as in the reference that has it *most* often; the reference length is that of the one *closest* in length to the output, at a tie the shorter. All else is as in this chapter. (`solution("many_references")` shows ours.)
 
 
 # %%
@@ -630,13 +625,13 @@ check(many_references)
 #
 # *think · difficulty ●●○ · worth ●●● · 10 minutes*
 #
-# Two references have ten tokens each. One output has five tokens, the other fifteen. What is the corpus's brevity penalty? What is the mean of the two sentences' own? And a colleague trains one model with each of two recipes and finds $p = 0.001$ between their outputs. What has been shown?
+# Two references have ten tokens each. One output has five tokens, the other fifteen. What is the corpus's brevity penalty? What is the mean of the two sentences' own? And a colleague trains one model by each of two recipes, and finds $p = 0.001$ between their outputs. What has been shown?
 #
 # <details><summary>An answer</summary>
 #
-# The corpus has c = r = 20, so BP = 1: one output's surplus pays for what the other lacks. The sentences' own penalties are $e^{1-2} = 0.37$ and 1, with a mean of 0.68.
+# The corpus has c = r = 20, so BP = 1: one output's surplus pays for what the other lacks. The sentences' own are $e^{1-2} = 0.37$ and 1, with a mean of 0.68.
 #
-# It was shown that these two *models* differ on such sentences by more than the choice of sentences explains. Whether the *recipes* differ is open: the same recipe with another seed might differ as much.
+# These two *models* differ by more than the choice of sentences explains. Whether the *recipes* differ is open: the same recipe with another seed might differ as much.
 #
 # </details>
 #

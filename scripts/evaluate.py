@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scripts.book.command import Command
-from scripts.ch10_judging import paired_difference
+from scripts.ch10_judging import paired_difference, sentence_parts
 from scripts.core.data import corpus_beside
 from scripts.core.models import Trained
 from scripts.core.scores import corpus_bleu, corpus_chrf, held_out_splits, unspaced
@@ -78,7 +78,8 @@ def difference_line(
     texts = theirs, outputs, references
     if unspaced(references):  # letter by letter, as their BLEU
         texts = ([" ".join(text) for text in side] for side in texts)
-    test = paired_difference(*texts)
+    *systems, targets = texts
+    test = paired_difference(sentence_parts(systems, targets))
     chance = f"95% of draws: {test.low:+.2f} to {test.high:+.2f}; p = {test.p:.4f}"
     return f"{test.difference:+.2f} BLEU against {rival}  ({chance})"
 

@@ -12,9 +12,12 @@ from scripts.book.records import load_record, sha256
 from scripts.ch06_training import EOS
 from scripts.ch07_multi30k import source_ids
 from scripts.ch10_judging import (
+    BleuParts,
     bleu_parts,
     lossy,
     paired_difference,
+    sentence_parts,
+    swapped_differences,
     tokens_13a,
 )
 from scripts.core.models import Trained, load_model
@@ -90,7 +93,8 @@ def dealt(first: list[str], second: list[str], coins: np.ndarray) -> tuple[list[
 
 def test_p_agrees_with_swapping_the_texts_themselves():
     references, first, second = made_up(12, (0.2, 0.15), 3)
-    ours = paired_difference(first, second, references, tosses=60, draws=5, seed=7)
+    counts = sentence_parts([first, second], references)
+    ours = paired_difference(counts, tosses=60, draws=5, seed=7)
     rng = np.random.default_rng(7)
     drawn = rng.choice(12, size=(5, 12))  # the draws of the sentences come first
     tosses = rng.integers(2, size=(60, 12))
@@ -99,7 +103,7 @@ def test_p_agrees_with_swapping_the_texts_themselves():
         return corpus_bleu(other, references).score - corpus_bleu(one, references).score
 
     swaps = [difference(*dealt(first, second, toss)) for toss in tosses]
-    np.testing.assert_allclose(ours.swaps, swaps, atol=1e-9)
+    np.testing.assert_allclose(swapped_differences(counts, tosses), swaps, atol=1e-9)
     draws = [
         difference(*([t[i] for i in draw] for t in (first, second, references))) for draw in drawn
     ]
@@ -114,10 +118,11 @@ def test_p_agrees_with_swapping_the_texts_themselves():
 def test_a_system_does_not_differ_from_itself(pairs):
     texts = [english for _, english in pairs[:10]]
     for outputs in ([""] * 10, [text[:9] for text in texts]):
-        itself = paired_difference(outputs, outputs, texts, tosses=50, draws=20)
+        counts = sentence_parts([outputs, outputs], texts)
+        itself = paired_difference(counts, tosses=50, draws=20)
         assert itself.p == 1.0 and itself.difference == itself.low == itself.high == 0
     with pytest.raises(ValueError, match="not 9 outputs and 10 references"):
-        paired_difference(texts, texts[1:], texts)
+        sentence_parts([texts, texts[1:]], texts)
 
 
 # The study behind the record
@@ -135,8 +140,12 @@ def test_ranking_anew_equals_searching_anew(weak, pairs):
 
 
 def test_the_record_is_of_the_model_that_ships():
-    """Its weights, and what it writes for the quoted sentences."""
+    """Its weights, what it writes for the quoted sentences, and what their scores are made of."""
     record = load_record("decoding-multi30k")
+    searches = record["beam_against_greedy"]["sentence_parts"].values()
+    sums = [sum(np.loadtxt(lines, dtype=int)).tolist() for lines in searches]
+    scores = [BleuParts(s[:4], s[4:8], *s[8:]).score for s in sums]
+    assert [round(score, 2) for score in scores] == [row["bleu"] for row in record["beams"]]
     folder = ROOT / "models" / record["model"]
     assert record["weights_sha256"] == sha256(folder / "model.safetensors")
     quoted = record["worst"][:QUOTED]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import CHAPTERS
 
-from scripts.book.exercises import runs_on, scores_with, trains_with
+from scripts.book.exercises import runs_on, trains_with
 
 # A name, what its text loses or gets in place of what, and what the translator then does.
 FAULTS = [
@@ -25,6 +25,7 @@ FAULTS = [
     ),
     ("beam_step", "2 * K", "K", "The same words, but not the same numbers."),
     ("LayerNorm", "torch.rsqrt(variance", "torch.sqrt(-variance", "no number (NaN)"),
+    ("greedy_decode", "model.eval()", "pass", "Yours leaves dropout on"),
 ]
 
 
@@ -56,28 +57,22 @@ def test_what_is_wrong_is_named_by_what_it_does(name, old, new, symptom, capsys)
     assert symptom in capsys.readouterr().out
 
 
+def test_what_was_never_called_is_named(capsys):
+    """Whatever it is: also beside a part that was, and a class of which no layer ran."""
+    runs_on(part("greedy_decode"), part("beam_step"), keep_nucleus=lambda *_: 1 / 0)
+    runs_on(part("make_model"), LayerNorm=type("Unused", (part("LayerNorm"),), {}))
+    runs_on(part("greedy_decode", "token == EOS", "token == token"), part("beam_step"))
+    said = capsys.readouterr().out
+    assert said.count("was never called") == 1 and "Your keep_nucleus was never called." in said
+    assert "Yours stops too early" in said  # greedy decoding, though a beam translates, too
+
+
 def test_what_does_not_fit_is_refused():
     renamed = part("PositionwiseFeedForward", "self.expand", "self.widen")
-    with pytest.raises(
-        ValueError, match="don't fit your parts: .*feed_forward.expand.bias differs"
-    ):
+    with pytest.raises(ValueError, match="feed_forward.expand.bias differs"):
         runs_on(renamed)
     with pytest.raises(ValueError, match="no part of the translator is called 'attend'"):
         runs_on(attend=renamed)
-
-
-def test_a_bleu_of_the_readers_own_is_judged_part_by_part(capsys):
-    for old, new, symptom in (
-        ("", "", "The same parts, and the same score."),
-        (
-            "(output_counts & reference_counts)",
-            "output_counts",
-            "Your matches: [147, 137, 127, 117], and not [116, 81, 58, 43].",
-        ),
-        ("map(len, outputs)", "map(len, references)", "Your output_length: 153, and not 147."),
-    ):
-        scores_with(part("bleu_parts", old, new))
-        assert symptom in capsys.readouterr().out
 
 
 # What a part loses or gets, and the step at which its losses part from ours.
@@ -96,6 +91,14 @@ def test_what_is_right_trains_as_ours_does(capsys):
     assert "The same losses in 20 steps" in said and said.count("reference: ") == 3
     with pytest.raises(ValueError, match="no part of the training is called 'attend'"):
         trains_with(attend=part("train_step"))
+
+
+@pytest.mark.slow
+def test_a_wrong_search_shows_after_training(capsys):
+    trains_with(part("greedy_decode", "model.eval()", "pass"), steps=3, beside=2)
+    trains_with(part("greedy_decode", "argmax", "argmin"), steps=3, beside=2)
+    said = capsys.readouterr().out
+    assert said.count("leaves dropout on") == said.count("our greedy_decode: ") == 3
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Exercises in a chapter: `check(your_function)` judges it, `solution("its_name")` shows ours.
 
-`runs_on(your_function)` translates with it, `trains_with` trains, `scores_with` judges. All look
-into `scripts.exercises`, and only when they are called. There, an exercise is data: our solution,
+`runs_on(your_function)` translates with it, `trains_with` trains. All look into
+`scripts.exercises`, and only when they are called. There, an exercise is data: our solution,
 what it is tried on, and the likeliest mistakes, each a wrong function with its message.
 """
 
@@ -147,11 +147,6 @@ def runs_on(*parts: Callable, **named: Callable) -> None:
     name of your own, runs_on(EncoderLayer=MyLayer). Prints what comes out, and what goes wrong.
     """
     importlib.import_module("scripts.exercises.milestones").runs_on(*parts, **named)
-
-
-def scores_with(bleu_parts: Callable) -> None:
-    """Judges the shipped translator with your `bleu_parts`, and says where sacreBLEU differs."""
-    importlib.import_module("scripts.exercises.milestones").scores_with(bleu_parts)
 
 
 def trains_with(*parts: Callable, **named: Any) -> float:

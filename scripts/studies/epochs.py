@@ -20,7 +20,7 @@ from scripts.book.files import write_whole
 from scripts.ch06_training import EOS, PAD
 from scripts.ch07_multi30k import make_batch, token_batches
 from scripts.ch08_decoding import dropout_off, until_end
-from scripts.ch10_judging import paired_difference
+from scripts.ch10_judging import paired_difference, sentence_parts
 from scripts.ch12_going_fast import keep_memory
 from scripts.core.checkpoints import STATE, load_tensors, load_weights, newest_state, saved_states
 from scripts.core.data import TrainingData, prepare
@@ -215,7 +215,7 @@ def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     epoch = min((e for e in falls if e >= SETTLED), key=falls.get)
     ids = {e: translated(run.after(e), data) for e in (epoch - 1, epoch)}
     before, after = (texts(data, of_epoch) for of_epoch in ids.values())
-    chance = paired_difference(before, after, [reference for _, reference in pairs])
+    chance = paired_difference(sentence_parts((before, after), [target for _, target in pairs]))
     beams = {e: judged(data, translated(run.after(e), data, beam=5)) for e in ids}
     steps = len(run.training.plan(epoch))
     near = range(steps - BEFORE, steps + BEYOND + 1, EVERY)

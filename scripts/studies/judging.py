@@ -1,8 +1,5 @@
 """Chapter 10's record, of searches compared: `python -m scripts.studies.judging --save`."""
 
-import math
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from scripts import ch10_judging as ch10
@@ -17,25 +14,15 @@ BEAMS = (1, 5)  # greedy search, and the beam that the chapter judges
 QUOTED = 5  # sentences, no more: they aren't ours to publish
 
 
-def plain_words(text: str) -> list[str]:
-    """The words of a text, lower-cased and without punctuation."""
-    return [token for token in ch10.tokens_13a(text.lower()) if any(map(str.isalnum, token))]
-
-
-def tenths(differences: Sequence[float]) -> list[dict[str, float]]:
-    """A histogram in steps of a tenth of a point."""
-    steps = Counter(math.floor(10 * difference) for difference in differences)
-    return [{"from": at / 10, "draws": steps[at]} for at in sorted(steps)]
-
-
 def beam_against_greedy(greedy: Texts, beam: Texts, references: Texts) -> dict[str, Any]:
-    """The comparison for the record: its figures, and histograms of the draws and of the swaps."""
-    compared = ch10.paired_difference(greedy, beam, references)
+    """The comparison for the record. A sentence's `sentence_parts` are a line of ten integers."""
+    counts = ch10.sentence_parts([greedy, beam], references)
+    compared, names = ch10.paired_difference(counts), ("greedy", "beam of 5")
+    lines = [[" ".join(map(str, row)) for row in rows] for rows in counts.tolist()]
     return {
         **{key: round(getattr(compared, key), 4) for key in ("difference", "low", "high", "p")},
         "differing": sum(a != b for a, b in zip(greedy, beam, strict=True)),
-        "histogram": tenths(compared.draws),
-        "histogram_of_swaps": tenths(compared.swaps),
+        "sentence_parts": dict(zip(names, lines, strict=True)),
     }
 
 

@@ -27,6 +27,7 @@ from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import LabelSmoothing
 from scripts.ch07_multi30k import Example, encode_pairs, make_batch, pad_rows
+from scripts.ch10_judging import tokens_13a
 from scripts.ch19_ablations import STUDY, StudyRow
 from scripts.core.data import TrainingData
 from scripts.core.models import Trained, load_model
@@ -34,7 +35,6 @@ from scripts.core.optimizers import make_optimizer
 from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.core.settings import TrainConfig
 from scripts.fast.translating import DecodeOptions, translate
-from scripts.studies.judging import plain_words
 from scripts.studies.rows import (
     data_of,
     one_run,
@@ -85,6 +85,11 @@ def teacher_texts(corpus: str) -> Run:
 
     key = {"model": folder.name, "weights_sha256": sha256(folder / "model.safetensors")}
     return kept_at(runs_folder() / f"teacher-{corpus}.json", {"key": key}, write)
+
+
+def plain_words(text: str) -> list[str]:
+    """The words of a text, lower-cased and without punctuation."""
+    return [token for token in tokens_13a(text.lower()) if any(map(str.isalnum, token))]
 
 
 def word_facts(texts: Sequence[str]) -> dict[str, float]:

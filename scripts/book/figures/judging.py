@@ -14,38 +14,43 @@ alt, pd = Late("altair"), Late("pandas")
 
 
 def ingredient_chart(
-    record: dict[str, Any], title: str, differing: Collection[str]
+    record: dict[str, Any], title: str, passing: Mapping[str, Collection[str]]
 ) -> alt.TopLevelMixin:
-    """Validation BLEU of every run, a line for each ingredient; the band is the recipe's spread.
+    """Validation BLEU of every run, a line for each ingredient, a panel for each search.
 
-    The rows in `differing` are marked as those that differ from the recipe by more than seeds do.
+    The band is the recipe's spread. Of a search, the rows in `passing` differ from the recipe by
+    more than seeds do.
     """
-    runs, kinds = [], ["the recipe", "differs from it", "no clear difference"]
-    for name, row in record["rows"].items():
-        kind = kinds[0 if name == kinds[0] else 1 if name in differing else 2]
-        label = f"{name} ({len(row['runs'])})"
-        runs += [(label, run["seed"], run["best"], kind) for run in row["runs"]]
-    frame = pd.DataFrame(runs, columns=["changed", "seed", "BLEU", "kind"])
-    order = [*frame["changed"].unique()]
-    recipe = frame.loc[frame["kind"] == kinds[0], "BLEU"]
-    spread = pd.DataFrame({"low": [recipe.min()], "high": [recipe.max()]})
-    ends = [math.floor(frame["BLEU"].min() - 0.5), math.ceil(frame["BLEU"].max() + 0.5)]
-    place = {"scale": alt.Scale(domain=ends, nice=False, zero=False), "axis": alt.Axis(tickCount=8)}
-    place["title"] = "validation BLEU (greedy, cased)"
-    look = {"sort": kinds, "legend": alt.Legend(title=None, orient="top", symbolSize=90)}
-    color, shape = alt.Color("kind:N", **look), alt.Shape("kind:N", **look)
-    band = alt.Chart(rounded(spread)).mark_rect(color=PALETTE[0], opacity=0.25)
-    dots = alt.Chart(rounded(frame)).mark_point(size=80, filled=True, opacity=0.85)
-    dots = dots.encode(
-        alt.X("BLEU:Q", **place),
-        row_axis("changed", order),
-        color.scale(domain=kinds, range=[*PALETTE[:2], PALETTE[-1]]),
-        shape.scale(domain=kinds, range=["circle", "diamond", "circle"]),
-        tooltip=["changed", "seed", "BLEU"],
-    )
-    drawn = alt.layer(band.encode(alt.X("low:Q", **place), x2="high:Q"), dots)
+    kinds = ["the recipe", "differs from it", "no clear difference"]
+    order = [f"{name} ({len(row['runs'])})" for name, row in record["rows"].items()]
+    scores = {"greedy decoding": "best", "a beam of 5": "beam"}
+    panels = []
+    for search, names in passing.items():
+        runs = []
+        for label, (name, row) in zip(order, record["rows"].items(), strict=True):
+            kind = kinds[0 if name == kinds[0] else 1 if name in names else 2]
+            runs += [(label, run["seed"], run[scores[search]], kind) for run in row["runs"]]
+        frame = pd.DataFrame(runs, columns=["changed", "seed", "BLEU", "kind"])
+        recipe = frame.loc[frame["kind"] == kinds[0], "BLEU"]
+        spread = pd.DataFrame({"low": [recipe.min()], "high": [recipe.max()]})
+        place = {"scale": alt.Scale(domain=[20, 35], nice=False, zero=False)}
+        place |= {"axis": alt.Axis(tickCount=8), "title": "validation BLEU (cased)"}
+        look = {"sort": kinds, "legend": alt.Legend(title=None, orient="top", symbolSize=90)}
+        color, shape = alt.Color("kind:N", **look), alt.Shape("kind:N", **look)
+        band = alt.Chart(rounded(spread)).mark_rect(color=PALETTE[0], opacity=0.25)
+        dots = alt.Chart(rounded(frame)).mark_point(size=70, filled=True, opacity=0.85)
+        dots = dots.encode(
+            alt.X("BLEU:Q", **place),
+            row_axis("changed", order, labels=not panels),
+            color.scale(domain=kinds, range=[*PALETTE[:2], PALETTE[-1]]),
+            shape.scale(domain=kinds, range=["circle", "diamond", "circle"]),
+            tooltip=["changed", "seed", "BLEU"],
+        )
+        drawn = alt.layer(band.encode(alt.X("low:Q", **place), x2="high:Q"), dots)
+        heading = alt.Title(search, fontSize=13, fontWeight="normal")
+        panels.append(drawn.properties(width=230, height=26 * len(order), title=heading))
     return titled(
-        drawn.properties(width=440, height=26 * len(order)),
+        alt.hconcat(*panels, spacing=12),
         title,
         "Each point is a run (in parentheses, how many); the band spans the recipe's own. Diamonds "
         f"pass Holm's test of {len(order) - 1}. Narrow model, {record['config']['epochs']} epochs.",
@@ -92,41 +97,6 @@ def match_walls(pairs: Collection[tuple[list[str], list[str]]]) -> alt.TopLevelM
     return alt.vconcat(*walls, spacing=18)
 
 
-def histograms(
-    panels: Mapping[str, pd.DataFrame],
-    step: float,
-    x_title: str,
-    marks: Mapping[str, list[tuple[float, str, str]]],
-    y_title: str = "",
-    height: int = 90,
-) -> alt.TopLevelMixin:
-    """Histograms above one another, on one axis: columns `from` and `count` in steps of `step`.
-
-    `marks` are a panel's lines: a place, its label, and the side on which this stands.
-    """
-    ends = [op(op(f["from"]) for f in panels.values()) for op in (min, max)]
-    scale = alt.Scale(domain=[round(ends[0] - step, 4), round(ends[1] + 2 * step, 4)], nice=False)
-    drawn = []
-    for number, (name, frame) in enumerate(panels.items(), start=1):
-        last = number == len(panels)
-        x = alt.X("from:Q", bin="binned", scale=scale, title=x_title if last else None)
-        columns = alt.Chart(rounded(frame.assign(to=frame["from"] + step)))
-        columns = columns.mark_bar(binSpacing=1, color=PALETTE[0], opacity=0.7)
-        y = alt.Y("count:Q", title=y_title).axis(tickCount=2, minExtent=36)
-        layers = [columns.encode(x.axis(labelFlush=False, labels=last), y, x2="to:Q")]
-        for place, label, side in marks.get(name, []):
-            line = alt.Chart(rounded(pd.DataFrame({"at": [place], "label": [label]})))
-            line = line.encode(x=alt.X("at:Q", scale=scale))
-            text = line.mark_text(y=-8, color=PALETTE[1], align=side).encode(text="label:N")
-            dash = [1, 0] if side == "center" else [5, 4]
-            layers += [line.mark_rule(color=PALETTE[1], strokeWidth=2, strokeDash=dash), text]
-        heading = alt.Title(
-            name, anchor="start", fontSize=13, fontWeight="normal", offset=16, frame="group"
-        )
-        drawn.append(alt.layer(*layers).properties(width=460, height=height, title=heading))
-    return alt.vconcat(*drawn)
-
-
 def binned(values: Collection[float], step: float) -> pd.DataFrame:
     """How many of the values lie in each step, from its lower end."""
     places = [round(step * math.floor(value / step), 4) for value in values]
@@ -134,25 +104,30 @@ def binned(values: Collection[float], step: float) -> pd.DataFrame:
     return pd.DataFrame({"from": counts.index, "count": counts.to_numpy()})
 
 
-def swap_chart(swaps: Collection[float], difference: float) -> alt.TopLevelMixin:
-    """The differences after the tosses; the measured one is marked."""
-    marks = {"": [(difference, f"{difference:+.2f}, measured", "center")]}
-    x_title = "BLEU of the beam minus BLEU of greedy decoding, after swaps"
-    return histograms({"": binned(swaps, 0.1)}, 0.1, x_title, marks, "tosses", height=110)
+def difference_chart(
+    differences: Collection[float], measured: float, counted: str, ends: Collection[float] = ()
+) -> alt.TopLevelMixin:
+    """A histogram of differences in steps of 0.1; lines at the measured one and, dashed, at `ends`.
 
-
-def chance_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Beam against greedy, recorded: the coins' swaps and, below, the sentences' draws."""
-    compared = record["beam_against_greedy"]
-    frames = [pd.DataFrame(compared[key]) for key in ("histogram_of_swaps", "histogram")]
-    names = ["Equals: a coin swaps each caption's two outputs", "Captions drawn anew"]
-    panels = {n: f.rename(columns={"draws": "count"}) for n, f in zip(names, frames, strict=True)}
-    measured = (compared["difference"], f"{compared['difference']:+.2f}, measured", "center")
-    low, high = compared["low"], compared["high"]
-    ends = [(low, f"{low:+.2f}", "right"), (high, f"{high:+.2f}", "left")]
-    marks = {names[0]: [measured], names[1]: [measured, *ends]}
-    x_title = "BLEU of the beam minus BLEU of greedy decoding"
-    return histograms(panels, 0.1, x_title, marks, "times", height=110)
+    `counted` says what the differences are of: tosses, or draws.
+    """
+    frame = binned(differences, 0.1)
+    domain = [frame["from"].min() - 0.1, max(frame["from"].max(), measured) + 0.2]
+    scale = alt.Scale(domain=[round(end, 2) for end in domain], nice=False)
+    x = alt.X("from:Q", bin="binned", scale=scale, title="BLEU of the beam minus BLEU of greedy")
+    columns = alt.Chart(rounded(frame.assign(to=frame["from"] + 0.1)))
+    columns = columns.mark_bar(binSpacing=1, color=PALETTE[0], opacity=0.7)
+    y = alt.Y("count:Q", title=counted).axis(tickCount=2, minExtent=36)
+    layers = [columns.encode(x.axis(labelFlush=False), y, x2="to:Q")]
+    for place in (measured, *ends):
+        side = "center" if place == measured else "right" if place < measured else "left"
+        label = f"{place:+.2f}" + (", measured" if place == measured else "")
+        line = alt.Chart(rounded(pd.DataFrame({"at": [place], "label": [label]})))
+        line = line.encode(x=alt.X("at:Q", scale=scale))
+        text = line.mark_text(y=-8, color=PALETTE[1], align=side).encode(text="label:N")
+        dash = [1, 0] if place == measured else [5, 4]
+        layers += [line.mark_rule(color=PALETTE[1], strokeWidth=2, strokeDash=dash), text]
+    return alt.layer(*layers).properties(width=460, height=110)
 
 
 def p_chart(p_of_equals: Mapping[str, Collection[float]]) -> alt.TopLevelMixin:

@@ -69,22 +69,29 @@ def diary(frame: pd.DataFrame) -> alt.HConcatChart:
     return alt.hconcat(bars.properties(width=170, **size), texts.properties(width=430, **size))
 
 
-def fall_chart(rows: Sequence[Mapping[str, float]], end: int) -> alt.VConcatChart:
-    """What was read last, how long translations are, and their BLEU, around the epoch's `end`."""
+def fall_chart(
+    rows: Sequence[Mapping[str, float]], end: int, long_steps: Sequence[int]
+) -> alt.VConcatChart:
+    """What was read last, how long translations are, and their BLEU, around the epoch's `end`.
+
+    The orange lines are the `long_steps`.
+    """
     frame = pd.DataFrame(rows)
     panels = {
         "recent_length": "labels in a caption,\nlast ten steps",
         "length_ratio": "length of outputs /\nof references",
         "bleu": "validation BLEU",
     }
-    last = "step since the epoch began; dashed: its end"
+    last = "step since the epoch began; dashed: its end; orange: the five long steps"
     mark = alt.Chart(pd.DataFrame({"step": [end]})).mark_rule(strokeDash=[4, 4], color=GREY)
+    orange = alt.Chart(pd.DataFrame({"step": long_steps})).mark_rule(color=PALETTE[1], opacity=0.6)
+    scale = alt.Scale(domain=[int(frame["step"].min()), int(frame["step"].max())], nice=False)
     drawn = []
     for name, title in panels.items():
         curve = lines(frame, "step", name, points=True, width=480, height=110)
         y = alt.Y(f"{name}:Q", title=title.split("\n")).scale(zero=False)
-        x = alt.X("step:Q", title=last if name == "bleu" else None).scale(nice=False)
-        drawn.append(alt.layer(curve.encode(x, y), mark.encode(x="step:Q")))
+        x = alt.X("step:Q", title=last if name == "bleu" else None, scale=scale)
+        drawn.append(alt.layer(orange.encode(x), mark.encode(x), curve.encode(x, y)))
     return alt.vconcat(*drawn)
 
 
