@@ -21,7 +21,10 @@ LABELS = {  # at the roofline's dots: name, and how it stands
     "logits": ("logits", {"align": "left", "dx": 9, "dy": 4}),
     "attention": ("attention", {"align": "left", "dx": 9, "dy": 4}),
     "loss": ("loss", {"align": "left", "dx": 9, "dy": 4}),
-    "LayerNorm": ("LayerNorm", {"align": "center", "dy": 15}),
+    "LayerNorm": ("LayerNorm", {"align": "right", "dx": -9, "dy": 9}),
+    "residual sum": ("residual sum", {"align": "left", "dx": -9, "dy": -14}),
+    "ReLU": ("ReLU", {"align": "left", "dx": 9, "dy": 4}),
+    "scores": ("scores", {"align": "left", "dx": 9, "dy": -6}),
 }
 
 
@@ -37,7 +40,7 @@ def roofline_chart(operations: pd.DataFrame, rate: float, bandwidth: float) -> a
     dots["intensity"], dots["speed"] = dots["FLOPs"] / dots["bytes"], dots["FLOPs"] / dots["time"]
     dots["share"], forms = dots["roof"] / dots["time"], list(forms.values())
     dots = dots.drop(columns=["FLOPs", "bytes", "roof", "time"])
-    ridge, ends = rate / bandwidth, [0.05, 500.0]
+    ridge, ends = rate / bandwidth, [0.05, 300.0]
     low, high = dots["speed"].min() / 3e9, rate * 5 / 1e9
     x = alt.X("intensity:Q", title="arithmetic intensity: FLOPs per byte")
     x = x.scale(domain=ends, **LOG).axis(values=[0.1, 1, 10, 100], format="~g", grid=False)
@@ -131,7 +134,7 @@ def step_account_chart(account: dict[str, float], floors: dict[str, float]) -> a
     ticks = alt.Chart(least).mark_tick(color=PALETTE[1], thickness=4, height=20, opacity=1)
     layers = [
         base.mark_bar(color=PALETTE[0], height=16),
-        base.mark_text(align="left", dx=5).encode(text=alt.Text("seconds:Q", format=".3f")),
+        base.mark_text(align="left", dx=7).encode(text=alt.Text("seconds:Q", format=".3f")),
         ticks.encode(x, y),
     ]
     without = 1 - sum(account[name] for name in floors) / sum(account.values())
@@ -160,7 +163,7 @@ def growth_chart(frame: pd.DataFrame, costs: list[str]) -> alt.TopLevelMixin:
     used["times"] /= used.groupby(["axis", "cost"])["times"].transform("first")
     used = rounded(used)
     y = alt.Y("times:Q", title="times as much").axis(values=[1, 2, 4, 8, 16, 32, 64])
-    y = y.scale(domain=[0.9, 70], base=2, **LOG)
+    y = y.scale(domain=[0.5, 70], base=2, **LOG)
     color = alt.Color("cost:N", sort=list(used["cost"].unique()), title=None)
     panels = []
     for axis, along in used.groupby("axis", sort=False):
@@ -171,15 +174,21 @@ def growth_chart(frame: pd.DataFrame, costs: list[str]) -> alt.TopLevelMixin:
         steady = pd.DataFrame({"value": ends, "times": [1.0, ends[1] / ends[0]]})
         grey = alt.Chart(steady).mark_line(color=GREY, strokeWidth=1.5, strokeDash=[5, 4])
         chart = alt.Chart(along).mark_line(point={"filled": True, "size": 40})
-        texts = alt.Chart(along[(along["cost"] == costs[0]) & along["slope"].notna()])
-        texts = texts.mark_text(dy=16, dx=-12, fontSize=11, color=PALETTE[0])
-        layers = [grey.encode(x, y), chart.encode(x, y, color), texts.encode(x, y, text="slope:N")]
+        first = along[along["cost"] == costs[0]]
+        middle = (first["value"] * first["value"].shift()) ** 0.5
+        texts = alt.Chart(first.assign(value=middle, times=0.63).dropna())
+        texts = texts.mark_text(fontSize=11, color=PALETTE[0])
+        layers = [
+            grey.encode(x, y),
+            chart.encode(x, y, color),
+            texts.encode(x, y, text=alt.Text("slope:Q", format=".2f")),
+        ]
         panels.append(alt.layer(*layers).properties(width=230, height=170))
     return titled(
         alt.concat(*panels, columns=2),
         "At a fixed number of tokens length costs little; time grows most with width",
         "The textbook's step, as multiples of its cost at each axis's smallest value. Both axes "
-        "of each panel are logarithmic. Numbers: the slope of time between two values. Dashed: 1.",
+        "of each panel are logarithmic. Blue numbers: the slope of time in each section. Dashed: slope 1.",
     )
 
 
