@@ -188,7 +188,7 @@ def growth_chart(frame: pd.DataFrame, costs: list[str]) -> alt.TopLevelMixin:
         alt.concat(*panels, columns=2),
         "At a fixed number of tokens length costs little; time grows most with width",
         "The textbook's step, as multiples of its cost at each axis's smallest value. Both axes "
-        "of each panel are logarithmic. Blue numbers: the slope of time in each section. Dashed: slope 1.",
+        "of each panel are logarithmic. Numbers: the slope of time in each part. Dashed: slope 1.",
     )
 
 
