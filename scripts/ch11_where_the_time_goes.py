@@ -497,6 +497,7 @@ points = pd.DataFrame(load_record("speed-growth")["points"]).rename(columns=name
 points, costs = points[points["path"] == "textbook"], list(names.values())
 logs = np.log(points[["value", *costs]]).groupby(points["axis"]).diff().dropna()
 slopes = logs[costs].div(logs["value"], axis=0)  # between neighbouring values
+assert slopes["time"].groupby(points["axis"]).last().idxmax() == "width"
 speed.growth_chart(points.assign(slope=slopes["time"]), costs)
 
 # %%
