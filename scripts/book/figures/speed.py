@@ -63,7 +63,7 @@ def roofline_chart(operations: pd.DataFrame, rate: float, bandwidth: float) -> a
         area.mark_rect().encode(x2="end:Q", y2="low:Q", color=shades),
         area.mark_text(align="left", dx=6, dy=12, color=GREY).encode(text="region:N"),
         alt.Chart(rounded(roof)).mark_line(color=GREY).encode(x, y),
-        alt.Chart(rounded(peak)).mark_text(align="right", dx=-8, dy=-6).encode(x, y, text="text:N"),
+        alt.Chart(rounded(peak)).mark_text(align="left", dx=6, dy=14).encode(x, y, text="text:N"),
         alt.Chart(shown).mark_line(color=GREY, strokeWidth=1).encode(x, y, detail="operation:N"),
         alt.Chart(shown)
         .mark_point(filled=True, size=75, opacity=1)
