@@ -23,6 +23,8 @@ LABELS = {  # at the roofline's dots: name, and how it stands
     "loss": ("loss", {"align": "left", "dx": 9, "dy": 4}),
     "LayerNorm": ("LayerNorm", {"align": "right", "dx": -9, "dy": 9}),
     "residual sum": ("residual sum", {"align": "left", "dx": -9, "dy": -14}),
+    "Adam": ("Adam", {"align": "right", "dx": -9, "dy": -8}),
+    "softmax": ("softmax", {"align": "right", "dx": -9, "dy": 10}),
     "ReLU": ("ReLU", {"align": "left", "dx": 9, "dy": 4}),
     "scores": ("scores", {"align": "left", "dx": 9, "dy": -6}),
 }
