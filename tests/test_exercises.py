@@ -132,7 +132,6 @@ PROPERTIES = {  # what our solution gives where an exercise asks for properties,
         ["a dog", math.log(0.32), 2, True, True],
         ["a dog sleeps", math.log(0.16), 4, True, True],
     ],
-    "token_rate": [63 / 4],
     "stopwatch": [0.2, 0.5, 0.6],
     "hide_words": [[True, True], [True, True], True, [True, False]],
 }

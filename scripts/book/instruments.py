@@ -1,5 +1,6 @@
 """Instruments that several chapters use: what depends on what, what is where, what it costs."""
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -46,6 +48,46 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
     finally:
         for part in was_training:
             part.training = True
+
+
+def moved_bytes(function: Callable[..., object], *inputs: Tensor) -> int:
+    """Bytes that PyTorch's operations read and write in `function(*inputs)`, views left out."""
+    moved = 0
+
+    class Watcher(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None):
+            nonlocal moved
+            result = func(*args, **(kwargs or {}))
+            if not (func.is_view or "empty" in func.name()):  # these move nothing
+                tensors = tree_leaves((args, kwargs, result))
+                moved += sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+            return result
+
+    with Watcher():
+        function(*inputs)
+    return moved
+
+
+def slowest_inside(function: Callable[[], object], calls: int = 20) -> tuple[str, float]:
+    """PyTorch's operation with the most self time in `function()`, and its share of all of it."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints
+    function()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(calls):
+            function()
+    times = {event.key: event.self_cpu_time_total for event in profiler.key_averages()}
+    times = {name: time for name, time in times.items() if name.startswith("aten::")}
+    slowest = max(times, key=times.get)
+    return slowest, times[slowest] / sum(times.values())
+
+
+def new_pages(function: Callable[[], object]) -> int:
+    """Pages of memory that the system hands out during `function()` (on Linux and macOS)."""
+    import resource  # Windows has none
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    function()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
 def count_calls(module: nn.Module, action: Callable[[], Tensor]) -> tuple[int, Tensor]:

@@ -6,26 +6,6 @@ from functools import partial
 from itertools import chain, cycle
 
 from scripts.book.exercises import exercise, probe
-from scripts.ch06_training import BOS, EOS, PAD, Batch
-from scripts.ch07_multi30k import Example, make_batch
-
-
-def batch_of(*words: int) -> Batch:
-    """A sentence for each number of target words."""
-    return make_batch([Example([4, 4, EOS], [BOS, *[4] * n, EOS]) for n in words])
-
-
-@exercise(
-    lambda: [([batch_of(4, 8, 2), batch_of(5, 5), batch_of(12, 3, 6, 9)], [2.0, 0.5, 1.5])],
-    "in 4 seconds the model is asked for 63 tokens: each </s> counts, <s> and padding don't",
-    "padding is counted",
-    lambda batches, seconds: sum(batch.tgt_y.numel() for batch in batches) / sum(seconds),
-    "<s> is counted",
-    lambda batches, seconds: sum(b.ntokens + len(b.src) for b in batches) / sum(seconds),
-)
-def token_rate(batches: list[Batch], seconds: list[float]) -> float:
-    """All tokens that the model is asked to predict, divided by all seconds."""
-    return sum(int((batch.tgt_y != PAD).sum()) for batch in batches) / sum(seconds)
 
 
 def timed(function: Callable, *durations: float) -> float:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from scripts.ch03_embeddings_and_positions import check_length
 from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, EncoderLayer
-from scripts.ch11_where_the_time_goes import suits_onednn
 from scripts.ch12_going_fast import Layout
 from scripts.ch13_decoding_fast import BLOCK, FamilyTree, best_logits, in_8_bits
+from scripts.core.products import suits_onednn
 from scripts.fast.fast import FAST, FastPath
 from scripts.fast.kernels import Layers, Map, attend, round_rows, scale_sums
 

@@ -8,85 +8,143 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import bars, heatmap, lines, long, rounded, titled
+from scripts.book.charts import heatmap, lines, long, rounded, titled
 from scripts.book.figures.diagram import drawn
 from scripts.book.look import GREY, INK, LOG, PALE, PALETTE, bar_axis, colored
 
 alt, pd = Late("altair"), Late("pandas")
 
 
-def flops_chart(shares: dict[str, float]) -> alt.TopLevelMixin:
-    """Which products a step's FLOPs go to."""
-    frame = pd.DataFrame(shares.items(), columns=["products", "share"])
+LABELS = {  # at the roofline's dots: name, and how it stands
+    "projection": ("projection", {"align": "right", "dx": -9}),
+    "feed-forward, out": ("feed-forward", {"align": "right", "dx": -9, "dy": 12}),
+    "logits": ("logits", {"align": "left", "dx": 9, "dy": 4}),
+    "attention": ("attention", {"align": "left", "dx": 9, "dy": 4}),
+    "loss": ("loss", {"align": "left", "dx": 9, "dy": 4}),
+    "LayerNorm": ("LayerNorm", {"align": "right", "dx": -9, "dy": 9}),
+    "residual sum": ("residual sum", {"align": "left", "dx": -9, "dy": -14}),
+    "Adam": ("Adam", {"align": "right", "dx": -9, "dy": -8}),
+    "softmax": ("softmax", {"align": "right", "dx": -9, "dy": 10}),
+    "ReLU": ("ReLU", {"align": "left", "dx": 9, "dy": 4}),
+    "scores": ("scores", {"align": "left", "dx": 9, "dy": -6}),
+}
+
+
+def roofline_chart(operations: pd.DataFrame, rate: float, bandwidth: float) -> alt.TopLevelMixin:
+    """Speed over intensity, under the roofs of `rate` FLOP/s and `bandwidth` bytes/s.
+
+    A row for each operation; columns: FLOPs, bytes, roof, seconds and fused seconds (or NaN).
+    """
+    forms = {"seconds": "chapters 1 to 6", "fused seconds": "one call, or oneDNN's product"}
+    dots = operations.rename_axis("operation").reset_index()
+    dots = dots.melt(["operation", "FLOPs", "bytes", "roof"], list(forms), "form", "time").dropna()
+    dots["form"] = dots["form"].map(forms)
+    dots["intensity"], dots["speed"] = dots["FLOPs"] / dots["bytes"], dots["FLOPs"] / dots["time"]
+    dots["share"], forms = dots["roof"] / dots["time"], list(forms.values())
+    dots = dots.drop(columns=["FLOPs", "bytes", "roof", "time"])
+    ridge, ends = rate / bandwidth, [0.05, 300.0]
+    low, high = dots["speed"].min() / 3e9, rate * 5 / 1e9
+    x = alt.X("intensity:Q", title="arithmetic intensity: FLOPs per byte")
+    x = x.scale(domain=ends, **LOG).axis(values=[0.1, 1, 10, 100], format="~g", grid=False)
+    y = alt.Y("speed:Q", title="speed: billion FLOP/s").scale(domain=[low, high], **LOG)
+    y = y.axis(values=[10.0**power for power in range(-2, 6)], format="~g", grid=False)
+    regions = {"intensity": [ends[0], ridge], "end": [ridge, ends[1]], "low": low, "speed": high}
+    regions = pd.DataFrame(regions | {"region": ["memory-bound", "compute-bound"]})
+    roof = pd.DataFrame({"intensity": [ends[0], ridge, ends[1]]})
+    roof["speed"] = (roof["intensity"] * bandwidth).clip(upper=rate) / 1e9
+    peak = roof[1:2].assign(text=f"ridge: {ridge:.0f} FLOPs a byte")
+    shown = rounded(dots.assign(speed=dots["speed"] / 1e9))
+    look = {"sort": forms, "title": None}
+    shape = alt.Shape("form:N", **look).scale(domain=forms, range=["circle", "diamond"])
+    color = colored("form", dict(zip(forms, PALETTE, strict=False)), **look)
+    area = alt.Chart(rounded(regions)).encode(x, y)
+    shades = alt.condition(
+        "datum.region == 'memory-bound'", alt.value("#E8F1F8"), alt.value("#FCEFE2")
+    )
+    layers = [
+        area.mark_rect().encode(x2="end:Q", y2="low:Q", color=shades),
+        area.mark_text(align="left", dx=6, dy=12, color=GREY).encode(text="region:N"),
+        alt.Chart(rounded(roof)).mark_line(color=GREY).encode(x, y),
+        alt.Chart(rounded(peak)).mark_text(align="left", dx=6, dy=14).encode(x, y, text="text:N"),
+        alt.Chart(shown).mark_line(color=GREY, strokeWidth=1).encode(x, y, detail="operation:N"),
+        alt.Chart(shown)
+        .mark_point(filled=True, size=75, opacity=1)
+        .encode(
+            x,
+            y,
+            color.legend(orient="bottom"),
+            shape,
+            tooltip=["operation", "form", "speed", "share"],
+        ),
+    ]
+    for name, row in shown[shown["form"] == forms[0]].set_index("operation").iterrows():
+        label, place = LABELS.get(name, (name, {"align": "right", "dx": -9, "dy": 4}))
+        if name != "feed-forward, back":  # beside its twin
+            at = alt.Chart(
+                row[["intensity", "speed"]].to_frame().T.astype(float).assign(name=label)
+            )
+            layers.append(at.mark_text(baseline="middle", **place).encode(x, y, text="name:N"))
+    norm = shown[shown["operation"] == "LayerNorm"].set_index("form")["share"]
     return titled(
-        bars(frame, "products", "share", number_format=".0%", value_title="share of FLOPs"),
-        "At 16 tokens attention's own products are 1% of the FLOPs",
-        "A step of 128 pairs of 16 tokens. The last bar holds the only products whose cost grows "
-        "with the square of the length.",
+        alt.layer(*layers).properties(width=560, height=380),
+        f"Chapter 4's LayerNorm reaches {norm[forms[0]]:.0%} of its roof, "
+        f"PyTorch's own {norm[forms[1]]:.0%}",
+        "Forward operations of our step, each alone. A line joins two ways to the same result. "
+        "Grey: the roof.",
     )
 
 
-def roofline_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Speed over arithmetic intensity of the recorded operations, under the machine's two roofs."""
-    x = alt.X("intensity:Q", title="arithmetic intensity: FLOPs per byte")
-    x = x.scale(domain=[0.02, 300], **LOG).axis(values=[0.1, 1, 10, 100], format="~g")
-    y = alt.Y("speed:Q", title="speed: billion FLOP/s")
-    y = y.scale(domain=[0.2, 1000], **LOG).axis(values=[1, 10, 100, 1000], format="~g")
-    rate, bandwidth = record["matrix_rate"], record["bandwidth"]
-    roof = pd.DataFrame({"intensity": [0.02, rate / bandwidth, 300.0]})
-    roof["speed"] = (roof["intensity"] * bandwidth).clip(upper=rate) / 1e9
-    frame = pd.DataFrame(record["operations"])
-    frame["intensity"] = frame["flops"] / frame["bytes"]
-    frame["speed"] = frame["flops"] / frame["seconds"] / 1e9
-    crowd = {"Q, K, V": "", "feed-forward, out": "", "feed-forward, back": "Q, K, V; feed-forward"}
-    frame["label"] = frame["operation"].replace(crowd)
-    shown = rounded(frame[["operation", "label", "intensity", "speed"]])
-    dots = alt.Chart(shown).mark_point(filled=True, size=70, opacity=1, color=PALETTE[0])
+def bandwidth_chart(sweep: pd.DataFrame, bandwidth: float) -> alt.TopLevelMixin:
+    """Bytes a second over the memory touched: columns operation, touched (bytes), bandwidth."""
+    shown = sweep.assign(touched=sweep["touched"] / 2**20, bandwidth=sweep["bandwidth"] / 1e9)
+    x = alt.X("touched:Q", title="memory that the operation touches: MiB")
+    x = x.scale(base=2, **LOG).axis(values=[1, 4, 16, 64, 256], grid=False)
+    y = alt.Y("bandwidth:Q", title="billion bytes a second")
+    color = colored("operation", dict(zip(shown["operation"].unique(), PALETTE, strict=False)))
+    curves = alt.Chart(rounded(shown)).mark_line(point={"filled": True, "size": 40})
+    roof = alt.Chart(rounded(pd.DataFrame({"bandwidth": [bandwidth / 1e9]})))
     layers = [
-        alt.Chart(rounded(roof)).mark_line(color=GREY).encode(x, y),
-        dots.encode(x, y, tooltip=["operation", "intensity", "speed"]),
+        roof.mark_rule(color=GREY, strokeDash=[5, 4]).encode(y),
+        roof.mark_text(align="left", dx=6, dy=-8, color=GREY, text="memory").encode(
+            y, x=alt.value(0)
+        ),
+        curves.encode(x, y, color.title(None)),
     ]
-    high = shown["label"].str.startswith("Q, K, V")
-    right = (shown["intensity"] > 10) & ~high  # labels stay inside the picture
-    above = shown["speed"] > 1.5 * shown["intensity"] * bandwidth / 1e9
-    for rows, place in (
-        (high, {"align": "right", "dx": 24, "dy": -14}),
-        (right, {"align": "right", "dx": -9, "dy": 6}),
-        (above, {"align": "right", "dx": 6, "dy": -14}),
-        (~right & ~high & ~above, {"align": "left", "dx": 9, "dy": 6}),
-    ):
-        text = alt.Chart(rounded(shown[rows])).mark_text(lineBreak="\n", fontSize=12, **place)
-        layers.append(text.encode(x, y, text="label:N"))
+    kept = shown[shown["operation"].str.contains("kept")]["bandwidth"]
+    new = shown[shown["operation"].str.contains("new")]["bandwidth"]
     return titled(
-        alt.layer(*layers).properties(width=520, height=340),
-        "Products reach 30 to 60% of the roof; dropout and the loss stay far below it",
-        "Operations of our step, each alone, on the record's machine. Dots above the sloping line "
-        "moved more bytes a second than memory does by our measurement.",
+        alt.layer(*layers).properties(width=440, height=280),
+        f"A sum moves {kept.max():.0f} GB/s in the cache, {kept.iloc[-1]:.0f} in memory, "
+        f"{new.iloc[-1]:.0f} into new memory",
+        "The same sum, with a result that is kept or new each time, and PyTorch's fused Adam. "
+        "Dashed: the bandwidth of the roofline.",
     )
 
 
 def step_account_chart(account: dict[str, float], floors: dict[str, float]) -> alt.TopLevelMixin:
-    """Seconds of a step by kind of operation, with the floor of those kinds that have one."""
+    """Seconds of a step by operation, with the floor of those operations that have one."""
+    account, floors = dict(account), dict(floors)
     spent, least = (
-        rounded(pd.DataFrame(seconds.items(), columns=["kind", "seconds"]), 3)
+        rounded(pd.DataFrame(seconds.items(), columns=["operation", "seconds"]), 3)
         for seconds in (account, floors)
     )
     spent = spent.sort_values("seconds", ascending=False)
     x = alt.X("seconds:Q").axis(grid=False, tickCount=5)
     x = x.scale(domain=[0, 1.18 * spent["seconds"].max()], nice=False)
-    y = bar_axis("kind", list(spent["kind"]))
+    y = bar_axis("operation", list(spent["operation"]))
     base = alt.Chart(spent).encode(x, y)
-    ticks = alt.Chart(least).mark_tick(color=PALETTE[1], thickness=4, height=24, opacity=1)
+    ticks = alt.Chart(least).mark_tick(color=PALETTE[1], thickness=4, height=20, opacity=1)
     layers = [
-        base.mark_bar(color=PALETTE[0], height=18),
-        base.mark_text(align="left", dx=5).encode(text=alt.Text("seconds:Q", format=".3f")),
+        base.mark_bar(color=PALETTE[0], height=16),
+        base.mark_text(align="left", dx=7).encode(text=alt.Text("seconds:Q", format=".3f")),
         ticks.encode(x, y),
     ]
+    without = 1 - sum(account[name] for name in floors) / sum(account.values())
     return titled(
-        alt.layer(*layers).properties(width=380, height=alt.Step(28)),
-        "Most of the step's time has no place in the floor",
-        "Seconds of a step of the textbook path, by kind of operation, as the profiler books them. "
-        "Orange: the floor. Kinds without a mark have a floor of zero.",
+        alt.layer(*layers).properties(width=400, height=alt.Step(25)),
+        f"{without:.0%} of the step goes to what the floor counts as free",
+        "Seconds of a step as it comes: each operation alone, forward and backward, as often as "
+        "it occurs. Orange: its floor. Operations without a mark have a floor of zero.",
     )
 
 
@@ -99,12 +157,15 @@ GROWTH_AXES = {
 
 
 def growth_chart(frame: pd.DataFrame, costs: list[str]) -> alt.TopLevelMixin:
-    """Costs along the four axes, as multiples of the smallest: columns axis, value and `costs`."""
-    used = frame.melt(["axis", "value"], costs, "cost", "times")
+    """Costs along the four axes, as multiples of the smallest: columns axis, value and `costs`.
+
+    Column `slope` is that of the first cost, from the value before.
+    """
+    used = frame.melt(["axis", "value", "slope"], costs, "cost", "times").round({"slope": 2})
     used["times"] /= used.groupby(["axis", "cost"])["times"].transform("first")
     used = rounded(used)
     y = alt.Y("times:Q", title="times as much").axis(values=[1, 2, 4, 8, 16, 32, 64])
-    y = y.scale(domain=[0.9, 70], base=2, **LOG)
+    y = y.scale(domain=[0.5, 70], base=2, **LOG)
     color = alt.Color("cost:N", sort=list(used["cost"].unique()), title=None)
     panels = []
     for axis, along in used.groupby("axis", sort=False):
@@ -115,13 +176,21 @@ def growth_chart(frame: pd.DataFrame, costs: list[str]) -> alt.TopLevelMixin:
         steady = pd.DataFrame({"value": ends, "times": [1.0, ends[1] / ends[0]]})
         grey = alt.Chart(steady).mark_line(color=GREY, strokeWidth=1.5, strokeDash=[5, 4])
         chart = alt.Chart(along).mark_line(point={"filled": True, "size": 40})
-        layers = [grey.encode(x, y), chart.encode(x, y, color)]
+        first = along[along["cost"] == costs[0]]
+        middle = (first["value"] * first["value"].shift()) ** 0.5
+        texts = alt.Chart(first.assign(value=middle, times=0.63).dropna())
+        texts = texts.mark_text(fontSize=11, color=PALETTE[0])
+        layers = [
+            grey.encode(x, y),
+            chart.encode(x, y, color),
+            texts.encode(x, y, text=alt.Text("slope:Q", format=".2f")),
+        ]
         panels.append(alt.layer(*layers).properties(width=230, height=170))
     return titled(
         alt.concat(*panels, columns=2),
         "At a fixed number of tokens length costs little; time grows most with width",
         "The textbook's step, as multiples of its cost at each axis's smallest value. Both axes "
-        "of each panel are logarithmic: a straight line is a power. Dashed: slope 1.",
+        "of each panel are logarithmic. Numbers: the slope of time in each part. Dashed: slope 1.",
     )
 
 
