@@ -56,8 +56,8 @@ from scripts.core.recipes import reason_for, recipe_for
 from scripts.core.scores import corpus_bleu
 from scripts.core.settings import TrainConfig
 from scripts.corpora.invented import ruvel_pairs
-from scripts.corpora.pairs import own_pairs
 from scripts.corpora.report import report_text
+from scripts.corpora.splits import own_pairs
 from scripts.fast.translating import fast_translate
 
 PAIRS = list[tuple[str, str]]  # sources and their targets

@@ -15,14 +15,8 @@ from scripts.core.scores import corpus_bleu
 from scripts.core.training import best_weights
 from scripts.corpora import inspect
 from scripts.corpora.load import load_corpus
-from scripts.corpora.pairs import (
-    clean_pairs,
-    load_pairs,
-    own_pairs,
-    read_pairs,
-    split_pairs,
-    where_they_part,
-)
+from scripts.corpora.pairs import clean_pairs, read_pairs, where_they_part
+from scripts.corpora.splits import load_pairs, own_pairs, split_pairs
 
 SAMPLE = load_corpus("sample")["train"]
 TINY = ["--layers", "1", "--d_model", "16", "--d_ff", "32", "--heads", "2", "--epochs", "1"]
@@ -135,8 +129,8 @@ def test_near_duplicates_of_held_out_sentences_leave_training():
 
 def test_clean_text_is_left_alone():
     pairs = sorted(set(SAMPLE[:2000]))
-    cleaned = clean_pairs(pairs)
-    assert cleaned.pairs == pairs and not any(note.left_out for note in cleaned.notes)
+    kept, notes = clean_pairs(pairs)
+    assert [*kept.values()] == pairs and not any(note.left_out for note in notes)
 
 
 # Runs
@@ -174,7 +168,9 @@ def test_any_script_is_trained_scored_and_translated(trained_far, capsys, monkey
 
 
 def test_a_run_resumes_with_its_own_pairs_alone(trained_far, far_pairs, capsys, monkeypatch):
+    """From any working directory: the pairs lie beside the model."""
     monkeypatch.setenv("SERIES_RUNS", str(trained_far))
+    monkeypatch.chdir(trained_far)
     again = ["--languages", "he-zh", *TINY, "--resume"]
     path = trained_far / "far.tsv"
     assert train.main(["--pairs", str(path), *again]) == 0
@@ -182,6 +178,19 @@ def test_a_run_resumes_with_its_own_pairs_alone(trained_far, far_pairs, capsys, 
     assert train.main(["--pairs", str(path), *again]) == 2
     assert "began with other pairs (another pairs)" in capsys.readouterr().err
     tsv(path, far_pairs)
+
+
+def test_pairs_go_with_a_run_that_is_lengthened(trained_far, monkeypatch):
+    """And with one that learns from saved pairs, wherever those are."""
+    monkeypatch.setenv("SERIES_RUNS", str(trained_far))
+    monkeypatch.setattr(sys, "argv", ["train"])
+    assert train.main(["--from", str(trained_far / "far"), "--epochs", "2", "--device", "cpu"]) == 0
+    saved = ["--corpus", str(trained_far / "far/pairs"), "--languages", "he-zh", "--name", "again"]
+    assert train.main([*saved, *TINY]) == 0
+    far, longer, again = (trained_far / name for name in ("far", "far-2", "again"))
+    assert load_pairs(longer / "pairs") == load_pairs(far / "pairs") == load_pairs(again / "pairs")
+    first, second = (load_record("record", run)["pairs"] for run in (far, again))
+    assert first == second and load_model(again).config.corpus == "pairs"
 
 
 def test_fine_tuning_says_what_was_forgotten(trained_far, far_pairs, capsys, monkeypatch):
