@@ -192,10 +192,8 @@ def clean_pairs(pairs: Sequence[Pair]) -> tuple[dict[int, Pair], list[Note]]:
     leave_out("the same pair again", [i for i, pair in kept.items() if first[pair] != i])
     leave_out("one side is absurdly long for the other", length_outliers(kept))
     # On the safe side, a piece has two letters, and one in a text without spaces.
-    sizes = {i: max(len(s) / (2 if " " in s else 1) for s in pair) for i, pair in kept.items()}
-    leave_out(
-        f"too long: more than about {LONGEST} tokens", [i for i in kept if sizes[i] > LONGEST]
-    )
+    size = {i: max(len(s) / (2 if " " in s else 1) for s in pair) for i, pair in kept.items()}
+    leave_out(f"too long: more than about {LONGEST} tokens", [i for i in kept if size[i] > LONGEST])
     return kept, [note for note in notes + oddities(kept) if note.count]
 
 
