@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 
@@ -193,6 +195,26 @@ def test_pairs_go_with_a_run_that_is_lengthened(trained_far, monkeypatch):
     assert first == second and load_model(again).config.corpus == "pairs"
 
 
+@pytest.mark.audit
+def test_two_processes_share_one_split_and_one_report(far_pairs, tmp_path):
+    """Without dropout they learn what one process does from batches of the same size."""
+    path, own = tsv(tmp_path / "far.tsv", far_pairs), {"SERIES_RUNS": str(tmp_path)}
+    command = ["-m", "scripts.train", "--pairs", str(path), "--languages", "he-zh", *TINY]
+    command += ["--dropout", "0"]
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    for ways in ([*command, "--accumulate", "2", "--name", "one"], [*launch, *command]):
+        run = subprocess.run(
+            [sys.executable, *ways], env=os.environ | own, text=True, capture_output=True
+        )
+        assert run.returncode == 0 and run.stdout.count("300  read") == 1, run.stderr
+    one, two = (load_record("record", tmp_path / name) for name in ("one", "far"))
+    assert two["processes"] == 2 and one["pairs"] == two["pairs"]
+    assert load_pairs(tmp_path / "one/pairs") == load_pairs(tmp_path / "far/pairs")
+    for part in ("train_loss", "val_ppl"):
+        first, second = ([row[part] for row in record["history"]] for record in (one, two))
+        assert first == pytest.approx(second, rel=1e-4), part
+
+
 def test_fine_tuning_says_what_was_forgotten(trained_far, far_pairs, capsys, monkeypatch):
     """It begins with the model's weights, pieces and sizes; both test sets are scored twice."""
     monkeypatch.setenv("SERIES_RUNS", str(trained_far))
@@ -202,9 +224,8 @@ def test_fine_tuning_says_what_was_forgotten(trained_far, far_pairs, capsys, mon
     assert train.main([*options, "--device", "cpu"]) == 0
     assert "before   after  BLEU" in capsys.readouterr().out
     record = load_record("record", trained_far / "more")
-    assert record["from"]["model"] == "far" and [row["split"] for row in record["tuned"]] == [
-        "test"
-    ]
+    (row,) = record["tuned"]
+    assert (record["from"]["model"], row["corpus"], row["split"]) == ("far", "far/pairs", "test")
     old, new = (load_model(trained_far / name) for name in ("far", "more"))
     assert new.tokenizer.model == old.tokenizer.model and new.config.d_model == 16
     assert new.config.languages == "he-zh"

@@ -161,7 +161,8 @@ def forgotten(tune: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
             scored.append(corpus[split])
             search = corpus[split], config.beam, config.alpha
             before, after = (evaluate(trained, *search)["bleu"] for trained in (old, new))
-            rows.append({"corpus": name, "split": split, "before": before, "after": after})
+            label = "/".join(Path(name).parts[-2:])  # no path of this machine
+            rows.append({"corpus": label, "split": split, "before": before, "after": after})
     return rows
 
 
