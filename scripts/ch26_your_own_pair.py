@@ -123,7 +123,7 @@ slips = {
     400: "Torak gofan.\tThe man waits. He has waited since noon, he is cold, and there is no bus.",
     500: "Selu ha\u200bvota makan.\tThe woman sees the dog.",  # a space of no width
     600: "The children followed the old horse.\tMinere goralta noma kesel.",
-    700: "Lirel kelal.\tThe singer sang â€œlaâ€\u009d.",
+    700: "Lirel kelel.\tThe singer sang â€œlaâ€\u009d.",
     800: "Simek noma numan.\tThe old cat sleeps.\tchecked by K.",
 }
 lines = ["\t".join(pair) for pair in pairs]
@@ -152,7 +152,7 @@ def fingerprint(text: str) -> tuple[str, ...]:
 
 
 # %%
-assert fingerprint("Havo 2 simekra makan!") == fingerprint("havo  simekra, makan.")
+assert fingerprint("Havo 2 simekre makan!") == fingerprint("havo  simekre, makan.")
 assert fingerprint("Älä näe: 7") == ("näe", "älä") and fingerprint("x_y") == ("x", "y")
 assert fingerprint("a a b") != fingerprint("a b")
 
@@ -168,10 +168,8 @@ def honest_split(pairs: PAIRS, share: float, seed: int) -> tuple[PAIRS, PAIRS]:
     """
     prints = sorted({fingerprint(source) for source, _ in pairs})
     drawn = set(random.Random(seed).sample(prints, round(share * len(prints))))
-    parts = ([], [])
-    for pair in pairs:
-        parts[fingerprint(pair[0]) in drawn].append(pair)
-    return parts
+    held_out = [pair for pair in pairs if fingerprint(pair[0]) in drawn]
+    return [pair for pair in pairs if fingerprint(pair[0]) not in drawn], held_out
 
 
 # %%
@@ -201,11 +199,12 @@ pd.DataFrame(recipes).T[["layers", "d_model", "vocab", "dropout", "epochs"]]
 # Those recipes were chosen for captions. Ruvel is simpler: this smaller model learns it in half a minute. The loop is that of [chapter 9](ch09_training_run.ipynb), without its files.
 
 # %%
+# fmt: off
 LEARNER = TrainConfig(
-    **{"layers": 2, "d_model": 64, "d_ff": 128, "heads": 4, "vocab": 500, "dropout": 0.1},
-    **{"epochs": 30, "max_tokens": 512, "lr": 5e-3, "warmup": 100, "languages": "qru-en"},
-    **{"device": "cpu", "precision": "float32"},
+    layers=2, d_model=64, d_ff=128, heads=4, vocab=500, dropout=0.1, epochs=30, max_tokens=512,
+    lr=5e-3, warmup=100, languages="qru-en", device="cpu", precision="float32",
 )
+# fmt: on
 
 
 def fitted(config: TrainConfig, data: TrainingData, start: Trained | None = None) -> Trained:
@@ -213,8 +212,8 @@ def fitted(config: TrainConfig, data: TrainingData, start: Trained | None = None
     run = Run(config, data)
     if start:
         run.model.load_state_dict(start.model.state_dict())
-    for run.epoch in range(1, config.epochs + 1):
-        run.done = 0
+    for epoch in range(1, config.epochs + 1):
+        run.epoch, run.done = epoch, 0  # its number, and the steps of it that are taken
         run.train_epoch()
     run.model.eval()
     return run.trained
@@ -321,9 +320,9 @@ unread.describe()[["min", "50%", "max"]].map("{:.0%}".format).to_frame()
 def tunings(data: TrainingData, fifty: PAIRS) -> dict[str, tuple[PAIRS, int]]:
     """The pairs of each fine-tuning, and how often it goes through them in 260 steps."""
     return {
-        "fifty negations": (list(fifty), 130),
+        "fifty negations": (list(fifty), 130),  # of 2 steps each
         "fifty others": (ruvel_pairs(2050)[2000:], 130),
-        "mixed": (data.corpus["train"] + 10 * list(fifty), 5),
+        "mixed": (data.corpus["train"] + 10 * list(fifty), 5),  # of 52
     }
 
 
@@ -417,12 +416,15 @@ def with_twins(train: PAIRS, held_out: PAIRS) -> float:
     return sum(fingerprint(source) in prints for source, _ in held_out) / len(held_out)
 
 
-def case_scores(split: Callable[..., tuple[PAIRS, ...]], seed: int) -> dict[str, float]:
-    """BLEU of a model on its test set and on 200 fresh sentences, after 20 epochs."""
-    train, held_out = split(collected(), 1 / 9, seed=0)
-    config = replace(LEARNER, vocab=300, epochs=20, seed=seed)
+def case_scores(
+    split: Callable[..., tuple[PAIRS, PAIRS]], seed: int, epochs: int = 20
+) -> dict[str, float]:
+    """BLEU of a model on its test set and on 200 fresh sentences."""
+    pairs = collected()
+    train, held_out = split(pairs, 1 / 9, seed=0)
+    config = replace(LEARNER, vocab=300, epochs=epochs, seed=seed)
     model = fitted(config, prepare(config, {"train": train, "val": held_out}))
-    prints = {fingerprint(source) for source, _ in collected()}
+    prints = {fingerprint(source) for source, _ in pairs}
     fresh = [pair for pair in ruvel_pairs(300, seed=6) if fingerprint(pair[0]) not in prints]
     return {"its test set": greedy_bleu(model, held_out), "fresh": greedy_bleu(model, fresh[:200])}
 

@@ -80,10 +80,10 @@ def note_lines(notes: Iterable[Note]) -> list[str]:
 
 
 def report_text(report: Report) -> str:
-    """The counts, then what was left out and why, then what is kept and worth a look."""
+    """The counts, then what was left out and why, then what is worth a look."""
     counts = {"read": report.read, "left out": report.left_out} | report.sizes
     lines = [f"{count:>9,}  {name}" for name, count in counts.items()]
-    for title, left_out in (("Left out:", True), ("Kept, and worth a look:", False)):
+    for title, left_out in (("Left out:", True), ("Worth a look:", False)):
         if notes := [note for note in report.notes if note.left_out == left_out]:
             lines += ["", title, *note_lines(notes)]
     return "\n".join(lines)
