@@ -47,7 +47,7 @@ import pandas as pd
 from scripts.book.charts import titled
 from scripts.book.exercises import check
 from scripts.book.figures.own_pair import alignment, tuning_chart
-from scripts.book.figures.training import size_frame, sizes_chart
+from scripts.book.figures.training import size_choices, size_frame, size_means, sizes_chart
 from scripts.book.records import load_record
 from scripts.ch09_training_run import Run
 from scripts.core.data import TrainingData, prepare, with_pairs
@@ -75,7 +75,7 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 #
 # ## A language that nobody speaks
 #
-# > **In short.** Ruvel has another word order than English, and endings where English has places.
+# > **In short.** Ruvel has another word order than English, and endings where English has word order.
 #
 # We invented it, so that no one's mother tongue helps, and so that we know every rule.
 #
@@ -136,7 +136,7 @@ with TemporaryDirectory() as folder:
 print(report_text(own.report))
 
 # %% [markdown]
-# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation five times as long is probably none. The other four could be mended or are only suspects: line 600 has its columns swapped. The report says so and keeps it, since a machine that guesses wrongly must not delete your work. We mend the file: from here on it is the 2,000 pairs.
+# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. The other four could be mended or are only suspects: line 600 has its columns swapped. The report says so and keeps it: a program that guesses wrongly must not delete your work. We mend the file: from here on it is the 2,000 pairs.
 #
 # ## What may be held out
 #
@@ -185,7 +185,7 @@ assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 #
 # ## Choose, train, judge
 #
-# > **In short.** Few pairs want a small model, few pieces, much dropout and many passes.
+# > **In short.** Few pairs want many passes; then a narrow model is enough.
 #
 # Without other options `scripts.train` takes the settings from the number of pairs. Each can be overridden.
 
@@ -199,12 +199,10 @@ pd.DataFrame(recipes).T[["layers", "d_model", "vocab", "dropout", "epochs"]]
 # Those recipes were chosen for captions. Ruvel is simpler: this smaller model learns it in half a minute. The loop is that of [chapter 9](ch09_training_run.ipynb), without its files.
 
 # %%
-# fmt: off
 LEARNER = TrainConfig(
     layers=2, d_model=64, d_ff=128, heads=4, vocab=500, dropout=0.1, epochs=30, max_tokens=512,
     lr=5e-3, warmup=100, languages="qru-en", device="cpu", precision="float32",
-)
-# fmt: on
+)  # fmt: skip
 
 
 def fitted(config: TrainConfig, data: TrainingData, start: Trained | None = None) -> Trained:
@@ -270,7 +268,7 @@ print("exactly right:", roughly(exact(model, old)))
 # - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
 # - **The object first.** *Tivente havo limen*: the ending says who is heard, so it's the dog who hears the bird.
 #
-# **Predict.** What will the model make of `nok`, a word that it has never seen? And whom will it believe in the second sentence: the endings, or the places?
+# **Predict.** What will the model make of `nok`, a word that it has never seen? And what will it believe in the second sentence: the endings, or the word order?
 
 # %%
 new = ruvel_pairs(250, construction="negation")
@@ -283,9 +281,9 @@ pd.set_option("display.max_colwidth", None)
 pd.DataFrame(record["outputs"]["before fine-tuning"][:4])  # of a recorded run
 
 # %% [markdown]
-# *None*, and two of a hundred. Not one output of eight seeds holds a *not*. The sentences are fluent and say the opposite: a score of fluency would praise them, and the model has no word for “I don't know this word”.
+# None of the negated sentences comes out right, and two of a hundred with the object first. Not one output of eight seeds holds a *not*. The sentences are fluent and say the opposite: who judges fluency alone would praise them, and the model has no word for “I don't know this word”.
 #
-# In the second construction the model believes the places. In all that it learned, the first noun is who acts, and the endings agree; nothing told it which of the two to trust. It does read them: they decide between *a* and *the*. A thing can't wash anybody, so a basket that comes first becomes some being (“The dog washed …”).
+# In the second construction the model believes the word order. In all that it learned, the first noun is who acts, and the endings agree; nothing told it which of the two to trust. No sentence that it learned begins with a thing, so a basket that comes first becomes a being (“The dog washed …”).
 #
 # Is `nok` misread, or not read at all? **Instrument.** Delete it from the sources, and compare what comes out.
 
@@ -301,7 +299,7 @@ unread = pd.Series([run["same_without_nok"] for run in record["runs"]], name="th
 unread.describe()[["min", "50%", "max"]].map("{:.0%}".format).to_frame()
 
 # %% [markdown]
-# With most seeds, in three outputs of four, `nok` isn't read at all. Elsewhere it is a noise that changes some other word: *sang* becomes *sleeps*.
+# With most seeds, in three outputs of four, `nok` changes nothing. In the rest it changes another word: without `nok` the model says *sang*, with it *sleeps*.
 #
 # ## Fifty sentences
 #
@@ -311,7 +309,7 @@ unread.describe()[["min", "50%", "max"]].map("{:.0%}".format).to_frame()
 #
 # - *fifty negations* alone,
 # - *fifty others*: the control, as new and as few, but without a negation,
-# - *mixed*: the same fifty negations ten times, among the 1,700 pairs that the model knows.
+# - *mixed*: the same fifty negations ten times each, among the 1,700 pairs that the model knows.
 #
 # **Predict.** Which of the three negate afterwards? Which still translate the old test set? A 200-sentence test set without a single negation can tell more than its BLEU: how many of its outputs say *not*?
 
@@ -336,19 +334,18 @@ def tuned(model: Trained, data: TrainingData, pairs: PAIRS, epochs: int) -> Trai
 rows = {}
 for name, (sentences, epochs) in tunings(data, fifty).items():
     after = tuned(model, data, sentences, epochs)
-    shares = {"old, exact": exact(after, old), "negated, exact": exact(after, negated)}
-    shares |= {"old, says not": says_not(translations(after, old))}
-    shares |= {"negated, says not": says_not(translations(after, negated))}
-    rows[name] = shares
-table = pd.DataFrame(rows).T
-alone, others, mixed = table.to_dict("records")
-assert alone["old, exact"] + 0.1 < others["old, exact"] < mixed["old, exact"] - 0.3
-assert min(alone["negated, exact"], mixed["negated, exact"]) > 0.3 and others["negated, exact"] == 0
-assert alone["old, says not"] > 0.15 and mixed["old, says not"] < 0.05
-table.drop(columns="old, says not").map(roughly)
+    tests = {"old": old, "negated": negated}
+    rows[name] = {test: exact(after, pairs) for test, pairs in tests.items()}
+    rows[name] |= {f"{t}_says_not": says_not(translations(after, p)) for t, p in tests.items()}
+alone, others, mixed = rows.values()
+assert alone["old"] + 0.1 < others["old"] < mixed["old"] - 0.3
+assert min(alone["negated"], mixed["negated"]) > 0.3 and others["negated"] == 0
+assert alone["old_says_not"] > 0.15 and mixed["old_says_not"] < 0.05
+tables = [pd.DataFrame(run["tuned"]).T for run in record["runs"]]
+(sum(tables) / len(tables)).map("{:.0%}".format)  # the means of eight recorded runs
 
 # %% [markdown]
-# The same with eight seeds:
+# Our live run is held to the same order. Each of the eight seeds:
 
 # %%
 titled(
@@ -358,7 +355,7 @@ titled(
 )
 
 # %% [markdown]
-# The cure works: after it, 98% or more of the negated sentences' outputs say *not*. But alone, the fifty teach more than that. Who sees nothing but negations learns that English negates: of the outputs for *old* sentences 35 to 83% now say *not*, and 4 to 29% are right. Is that the price of any fifty sentences? The control says: half of it. Fifty others cost half of the old test set, since the model soon knows them by heart and little else; but none of its outputs says *not*. Mixed, the cure costs nothing: of the old sentences 96.5 to 98.5% are right, as before.
+# The cure works. But alone, the fifty teach more than that: who sees nothing but negations learns that English negates. Of the outputs for *old* sentences 35 to 83% now say *not*. Is that the price of any fifty sentences? The control says: two thirds of it. Fifty others cost more than half of the old test set, since the model soon knows them by heart and little else; but none of its outputs says *not*. Mixed, the cure costs nothing: of the old sentences 96.5 to 98.5% are right, as before. Ten times each is needed: once each among the 1,700, with as many steps, the fifty teach ONCE.
 
 # %%
 outputs = record["outputs"]
@@ -371,7 +368,7 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# The cure isn't perfect: of the mixed model's negations 41 to 59% are exactly right. The table shows the commonest mistake, *does* for *did*. Fifty sentences show *not* fifty times, but each of the 20 verbs two or three times, in one form of four.
+# The cure isn't perfect: of the mixed model's negations 41 to 59% are exactly right. The table shows the commonest mistake, *does* for *did*. Fifty sentences show *not* fifty times, but 19 of the 20 verbs, some once, and *does* (24 times) oftener than *did* (17).
 #
 # On the command line new pairs come into a file with the old ones:
 #
@@ -383,7 +380,7 @@ pd.DataFrame(
 # python -m scripts.train --pairs both.tsv --valid valid.tsv --test asked.tsv --from runs/ruvel --name ruvel-2
 # ```
 #
-# `--from` begins with the model's weights, takes the fifty ten times each, as above, and keeps out of training what the model was judged by. The last epoch isn't always the best, so `valid.tsv` has sentences of both kinds to choose by. It ends with BLEU before and after, on the old test set and on `asked.tsv`.
+# `--from` begins with the model's weights, takes the fifty ten times each, at half the chapter's rate and in more passes, and keeps out of training what the model was judged by. The last epoch isn't always the best, so `valid.tsv` has sentences of both kinds to choose by. It ends with BLEU before and after, on the old test set and on `asked.tsv`.
 #
 # ## Case · A score above 90
 #
@@ -431,10 +428,8 @@ def case_scores(
 
 # %%
 for split in (random_split, honest_split):
-    train_part, held_out = split(collected(), 1 / 9, seed=0)
-    print(
-        f"{split.__name__}: {with_twins(train_part, held_out):.0%} of {len(held_out)} have a twin"
-    )
+    parts = split(collected(), 1 / 9, seed=0)
+    print(f"{split.__name__}: {with_twins(*parts):.0%} of {len(parts[1])} have a twin")
 by_chance, by_groups = (case_scores(split, seed=1) for split in (random_split, honest_split))
 assert by_chance["its test set"] > 85 > 75 > by_chance["fresh"]
 assert by_groups["its test set"] < 70
@@ -442,28 +437,39 @@ for name, scores in record["runs"][0]["case"].items():
     print(f"recorded, {name}:", ", ".join(f"{test} {score}" for test, score in scores.items()))
 
 # %% [markdown]
-# **Culprit.** Twins. Of the eight seeds, the random split's model has 90 to 95 BLEU on its own test set and 59 to 66 on fresh sentences. These are of training's kind and length, so it isn't the kind. Is it overfitting? It is what lets memory pay; but a test set is there to show that, and this one can't. After the honest split the same training has 48 to 58, and no surprise follows. The model isn't worse than the first; only its score is.
+# **Culprit.** Twins. Of the eight seeds, the random split's model has 90 to 95 BLEU on its own test set and 59 to 66 on fresh sentences. These are of training's length and kind, so it isn't the kind. Nor is it overfitting: then fewer epochs would help the users. EPOCHS
+#
+# After the honest split, the same training has 48 to 58 on its test set and 57 to 65 on fresh sentences: now the score is too low. Those 99 pairs are 33 different sentences, too few for more (chapter 10). On fresh sentences that model is 3 BLEU behind the first: it learned from 267 different sentences, not 300. That is the price of a score that can be believed.
 #
 # ## What more pairs give
 #
-# > **In short.** In a real language each tripling of the pairs still gives points, and few pairs want many passes.
+# > **In short.** In a real language each tripling of the pairs still gives points, and few pairs want long training.
 #
 # Captions of Multi30k, cut to fewer pairs, in three draws. **Predict.** All 29,000 give 41 BLEU. What do 1,000 give? And what is the recipe worth?
 
 # %%
 sizes = load_record("sizes-multi30k")
 frame = size_frame(sizes, [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)])
-means = frame.groupby(["recipe", "pairs"])["bleu"].mean().round(1)
-assert [means["by size"][pairs] for pairs in (1000, 3000, 29000)] == [17.6, 24.4, 41.3]
-(longer,) = (run for run in sizes["runs"] if run["row"].startswith("one for all, with the epochs"))
-bleu = longer["scores"]["test_2016_flickr"]["bleu"]
-print(f"small, {longer['settings']['epochs']} epochs on 1,000 pairs: BLEU {bleu}")
+means = size_means(frame).loc[1000]
+assert means["longer"] - means["one for all"] > 0.8 * (means["by size"] - means["one for all"])
 sizes_chart(frame)
 
 # %% [markdown]
-# 17.6, and 24.4 for 3,000. With 1,000 pairs the recipe by size is worth 9.6 BLEU. Is that the narrow model, or its dropout? The control says: hardly. `small` goes 18 times through 1,000 pairs, in 198 steps, all within its warm-up. Given as many passes as the other, 120, it has 16.8 (one run): nearly all of the gain is passes. The narrow model is as good, three times as fast, and smaller. With 10,000 pairs the recipe that we had guessed, between the narrow one's and `small`, lost to `small`, with 31.9 to 33.4 (one run each). So from 6,000 pairs on the choice is `small`.
+# Is the gain the narrow model, or its dropout? The control, *longer*, says: hardly. With 1,000 pairs `small` takes 198 steps, all within its warm-up. Trained longer, with as many passes as the other, it gets most of the gain. The narrow model isn't worse, is three times as fast, and smaller. With 10,000 pairs a recipe between the two lost to `small`; we set the border at 6,000.
+
+# %%
+NEXT_STEP = [
+    "collect more (Tatoeba, OPUS); fine-tune a pretrained model",
+    "the same",
+    "fifty sentences for each construction that fails",
+    "chapter 21: learn from larger models",
+]
+size_choices(frame).assign(next=NEXT_STEP)
+
+# %% [markdown]
+# Minutes are those of one CPU thread. Below some thousand pairs of a real language, a pretrained multilingual model (NLLB, OPUS-MT) that one fine-tunes is the usual start; this chapter's report, split and tests serve it, too. Mind the licence of what you collect.
 #
-# **What not to expect.** Ruvel has some 70 words and one way to say each thing; 1,700 pairs say nearly all of it. 1,700 pairs of a language don't. And even in Ruvel a construction without examples failed, though each of its words but one was known.
+# **What not to expect.** Ruvel has some 70 words and one way to say each thing; 1,700 pairs have all of its words many times. 1,700 pairs of a language don't. And even in Ruvel a construction without examples failed, though each of its words but one was known.
 #
 # ## Publish it
 #
