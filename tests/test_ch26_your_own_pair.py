@@ -16,7 +16,6 @@ from scripts.ch26_your_own_pair import (
 )
 from scripts.corpora.invented import ruvel_pairs, with_ending
 
-
 FIFTY = ("fifty negations", "fifty others")
 
 
@@ -99,8 +98,3 @@ def test_the_fifty_sentences_are_as_the_chapter_says():
     assert min(Counter(verb for _, verb in english).values()) == 1
     sources = {fingerprint(source) for source, _ in honest_split(collected(), 1 / 9, seed=0)[0]}
     assert len(sources) == 267
-
-
-def test_the_record_of_controls_says_what_the_chapter_says():
-    runs = load_record("ruvel-controls")["runs"]
-    assert [run["seed"] for run in runs] == [1, 2, 3]
