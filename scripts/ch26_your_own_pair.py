@@ -455,7 +455,7 @@ assert means["longer"] - means["one for all"] > 0.8 * (means["by size"] - means[
 sizes_chart(frame)
 
 # %% [markdown]
-# Is the gain the narrow model, or its dropout? The control, *longer*, says: hardly. With 1,000 pairs `small` takes 198 steps, all within its warm-up. Trained longer, with as many passes as the other, it gets most of the gain. The narrow model isn't worse, is three times as fast, and smaller. With 10,000 pairs a recipe between the two lost to `small`; we set the border at 6,000.
+# Is the gain the narrow model, or its dropout? The control, *longer*, says: hardly. With 1,000 pairs `small` takes at most 198 steps, all within its warm-up. Trained longer, with as many passes as the other, it gets most of the gain. The narrow model isn't worse, is three times as fast, and smaller. With 10,000 pairs a recipe between the two lost to `small`; we set the border at 6,000.
 
 # %%
 next_steps = ["collect more (Tatoeba, OPUS); fine-tune a pretrained model", "the same"]
