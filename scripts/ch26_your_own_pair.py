@@ -47,7 +47,7 @@ import pandas as pd
 from scripts.book.charts import titled
 from scripts.book.exercises import check
 from scripts.book.figures.own_pair import alignment, tuning_chart
-from scripts.book.figures.training import size_frame, sizes_chart
+from scripts.book.figures.training import size_choices, size_frame, size_means, sizes_chart
 from scripts.book.records import load_record
 from scripts.ch09_training_run import Run
 from scripts.core.data import TrainingData, prepare, with_pairs
@@ -56,8 +56,8 @@ from scripts.core.recipes import reason_for, recipe_for
 from scripts.core.scores import corpus_bleu
 from scripts.core.settings import TrainConfig
 from scripts.corpora.invented import ruvel_pairs
-from scripts.corpora.pairs import own_pairs
 from scripts.corpora.report import report_text
+from scripts.corpora.splits import own_pairs
 from scripts.fast.translating import fast_translate
 
 PAIRS = list[tuple[str, str]]  # sources and their targets
@@ -71,13 +71,13 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # make living MODEL=runs/ruvel                                        # a page that translates
 # ```
 #
-# `ruvel.tsv` has a source, a tab and a target on each line. Two files, line by line, do as well: `--source a.txt --target b.txt`. Any languages will do, in any script; `qru-en` are their codes, or names. The chapter walks this road by hand, with a language for which `python -m scripts.corpora.invented` makes the file.
+# `ruvel.tsv` has a source, a tab and a target on each line. Two files, line by line, do as well: `--source a.txt --target b.txt`. Any languages and scripts will do; `qru-en` are codes, or names. We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
 #
 # ## A language that nobody speaks
 #
-# > **In short.** Ruvel has another word order than English, and endings where English has places.
+# > **In short.** Ruvel has another word order than English, and endings where English has word order.
 #
-# We invented it, so that no one's mother tongue helps, and so that we know every rule.
+# We invented it: no one's mother tongue helps, and we know every rule.
 #
 # | | |
 # |---|---|
@@ -111,7 +111,7 @@ titled(
 #
 # > **In short.** Files are made by people. A report names each oddity; nothing is dropped in silence.
 #
-# We spoil the file with eight lines, each with a slip that we have seen in real corpora.
+# We spoil the file with eight slips that we have seen in real corpora.
 #
 # **Predict.** Four of the eight have to go, and four can stay. Which?
 
@@ -123,7 +123,7 @@ slips = {
     400: "Torak gofan.\tThe man waits. He has waited since noon, he is cold, and there is no bus.",
     500: "Selu ha\u200bvota makan.\tThe woman sees the dog.",  # a space of no width
     600: "The children followed the old horse.\tMinere goralta noma kesel.",
-    700: "Lirel kelal.\tThe singer sang â€œlaâ€\u009d.",
+    700: "Lirel kelel.\tThe singer sang â€œlaâ€\u009d.",
     800: "Simek noma numan.\tThe old cat sleeps.\tchecked by K.",
 }
 lines = ["\t".join(pair) for pair in pairs]
@@ -136,7 +136,7 @@ with TemporaryDirectory() as folder:
 print(report_text(own.report))
 
 # %% [markdown]
-# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation five times as long is probably none. The other four could be mended or are only suspects: line 600 has its columns swapped. The report says so and keeps it, since a machine that guesses wrongly must not delete your work. We mend the file: from here on it is the 2,000 pairs.
+# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. The other four could be mended or are only suspects: line 600 has its columns swapped. The report says so and keeps it: a program that guesses wrongly must not delete your work. We mend the file: from here on it is the 2,000 pairs.
 #
 # ## What may be held out
 #
@@ -152,7 +152,7 @@ def fingerprint(text: str) -> tuple[str, ...]:
 
 
 # %%
-assert fingerprint("Havo 2 simekra makan!") == fingerprint("havo  simekra, makan.")
+assert fingerprint("Havo 2 simekre makan!") == fingerprint("havo  simekre, makan.")
 assert fingerprint("Älä näe: 7") == ("näe", "älä") and fingerprint("x_y") == ("x", "y")
 assert fingerprint("a a b") != fingerprint("a b")
 
@@ -168,10 +168,8 @@ def honest_split(pairs: PAIRS, share: float, seed: int) -> tuple[PAIRS, PAIRS]:
     """
     prints = sorted({fingerprint(source) for source, _ in pairs})
     drawn = set(random.Random(seed).sample(prints, round(share * len(prints))))
-    parts = ([], [])
-    for pair in pairs:
-        parts[fingerprint(pair[0]) in drawn].append(pair)
-    return parts
+    held_out = [pair for pair in pairs if fingerprint(pair[0]) in drawn]
+    return [pair for pair in pairs if fingerprint(pair[0]) not in drawn], held_out
 
 
 # %%
@@ -187,7 +185,7 @@ assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 #
 # ## Choose, train, judge
 #
-# > **In short.** Few pairs want a small model, few pieces, much dropout and many passes.
+# > **In short.** Few pairs want many passes; then a narrow model is enough.
 #
 # Without other options `scripts.train` takes the settings from the number of pairs. Each can be overridden.
 
@@ -202,10 +200,9 @@ pd.DataFrame(recipes).T[["layers", "d_model", "vocab", "dropout", "epochs"]]
 
 # %%
 LEARNER = TrainConfig(
-    **{"layers": 2, "d_model": 64, "d_ff": 128, "heads": 4, "vocab": 500, "dropout": 0.1},
-    **{"epochs": 30, "max_tokens": 512, "lr": 5e-3, "warmup": 100, "languages": "qru-en"},
-    **{"device": "cpu", "precision": "float32"},
-)
+    layers=2, d_model=64, d_ff=128, heads=4, vocab=500, dropout=0.1, epochs=30, max_tokens=512,
+    lr=5e-3, warmup=100, languages="qru-en", device="cpu", precision="float32",
+)  # fmt: skip
 
 
 def fitted(config: TrainConfig, data: TrainingData, start: Trained | None = None) -> Trained:
@@ -213,8 +210,8 @@ def fitted(config: TrainConfig, data: TrainingData, start: Trained | None = None
     run = Run(config, data)
     if start:
         run.model.load_state_dict(start.model.state_dict())
-    for run.epoch in range(1, config.epochs + 1):
-        run.done = 0
+    for epoch in range(1, config.epochs + 1):
+        run.epoch, run.done = epoch, 0  # its number, and the steps of it that are taken
         run.train_epoch()
     run.model.eval()
     return run.trained
@@ -271,7 +268,7 @@ print("exactly right:", roughly(exact(model, old)))
 # - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
 # - **The object first.** *Tivente havo limen*: the ending says who is heard, so it's the dog who hears the bird.
 #
-# **Predict.** What will the model make of `nok`, a word that it has never seen? And whom will it believe in the second sentence: the endings, or the places?
+# **Predict.** What will the model make of `nok`, a word that it has never seen? And what will it believe in the second sentence: the endings, or the word order?
 
 # %%
 new = ruvel_pairs(250, construction="negation")
@@ -284,9 +281,9 @@ pd.set_option("display.max_colwidth", None)
 pd.DataFrame(record["outputs"]["before fine-tuning"][:4])  # of a recorded run
 
 # %% [markdown]
-# *None*, and two of a hundred. Not one output of eight seeds holds a *not*. The sentences are fluent and say the opposite: a score of fluency would praise them, and the model has no word for “I don't know this word”.
+# None of the negated sentences comes out right, and two of a hundred with the object first. Not one output of eight seeds holds a *not*. The sentences are fluent and say the opposite, and the model has no word for “I don't know this word”.
 #
-# In the second construction the model believes the places. In all that it learned, the first noun is who acts, and the endings agree; nothing told it which of the two to trust. It does read them: they decide between *a* and *the*. A thing can't wash anybody, so a basket that comes first becomes some being (“The dog washed …”).
+# In the second construction the model believes the word order. In all that it learned, the first noun acts, and the endings agree; nothing told it which to trust. No sentence that it learned begins with a thing, so a basket that comes first becomes a being (“The dog washed …”).
 #
 # Is `nok` misread, or not read at all? **Instrument.** Delete it from the sources, and compare what comes out.
 
@@ -302,7 +299,7 @@ unread = pd.Series([run["same_without_nok"] for run in record["runs"]], name="th
 unread.describe()[["min", "50%", "max"]].map("{:.0%}".format).to_frame()
 
 # %% [markdown]
-# With most seeds, in three outputs of four, `nok` isn't read at all. Elsewhere it is a noise that changes some other word: *sang* becomes *sleeps*.
+# With most seeds, in three outputs of four, `nok` changes nothing. In the rest it changes another word: without `nok` the model says *sang*, with it *sleeps*.
 #
 # ## Fifty sentences
 #
@@ -312,18 +309,18 @@ unread.describe()[["min", "50%", "max"]].map("{:.0%}".format).to_frame()
 #
 # - *fifty negations* alone,
 # - *fifty others*: the control, as new and as few, but without a negation,
-# - *mixed*: the same fifty negations ten times, among the 1,700 pairs that the model knows.
+# - *mixed*: the same fifty negations ten times each, among the 1,700 pairs that the model knows.
 #
-# **Predict.** Which of the three negate afterwards? Which still translate the old test set? A 200-sentence test set without a single negation can tell more than its BLEU: how many of its outputs say *not*?
+# **Predict.** Which of the three negate afterwards? Which still translate the old test set? It holds no negation: how many of its outputs will say *not*?
 
 
 # %%
 def tunings(data: TrainingData, fifty: PAIRS) -> dict[str, tuple[PAIRS, int]]:
     """The pairs of each fine-tuning, and how often it goes through them in 260 steps."""
     return {
-        "fifty negations": (list(fifty), 130),
+        "fifty negations": (list(fifty), 130),  # of 2 steps each
         "fifty others": (ruvel_pairs(2050)[2000:], 130),
-        "mixed": (data.corpus["train"] + 10 * list(fifty), 5),
+        "mixed": (data.corpus["train"] + 10 * list(fifty), 5),  # of 52
     }
 
 
@@ -337,19 +334,18 @@ def tuned(model: Trained, data: TrainingData, pairs: PAIRS, epochs: int) -> Trai
 rows = {}
 for name, (sentences, epochs) in tunings(data, fifty).items():
     after = tuned(model, data, sentences, epochs)
-    shares = {"old, exact": exact(after, old), "negated, exact": exact(after, negated)}
-    shares |= {"old, says not": says_not(translations(after, old))}
-    shares |= {"negated, says not": says_not(translations(after, negated))}
-    rows[name] = shares
-table = pd.DataFrame(rows).T
-alone, others, mixed = table.to_dict("records")
-assert alone["old, exact"] + 0.1 < others["old, exact"] < mixed["old, exact"] - 0.3
-assert min(alone["negated, exact"], mixed["negated, exact"]) > 0.3 and others["negated, exact"] == 0
-assert alone["old, says not"] > 0.15 and mixed["old, says not"] < 0.05
-table.drop(columns="old, says not").map(roughly)
+    tests = {"old": old, "negated": negated}
+    rows[name] = {test: exact(after, pairs) for test, pairs in tests.items()}
+    rows[name] |= {f"{t}_says_not": says_not(translations(after, p)) for t, p in tests.items()}
+alone, others, mixed = rows.values()
+assert alone["old"] + 0.1 < others["old"] < mixed["old"] - 0.3
+assert min(alone["negated"], mixed["negated"]) > 0.3 and others["negated"] == 0
+assert alone["old_says_not"] > 0.15 and mixed["old_says_not"] < 0.05
+tables = [pd.DataFrame(run["tuned"]).T for run in record["runs"]]
+(sum(tables) / len(tables)).map("{:.0%}".format)  # the means of eight recorded runs
 
 # %% [markdown]
-# The same with eight seeds:
+# The live run is held to the same order. Each of the eight seeds:
 
 # %%
 titled(
@@ -359,7 +355,7 @@ titled(
 )
 
 # %% [markdown]
-# The cure works: after it, 98% or more of the negated sentences' outputs say *not*. But alone, the fifty teach more than that. Who sees nothing but negations learns that English negates: of the outputs for *old* sentences 35 to 83% now say *not*, and 4 to 29% are right. Is that the price of any fifty sentences? The control says: half of it. Fifty others cost half of the old test set, since the model soon knows them by heart and little else; but none of its outputs says *not*. Mixed, the cure costs nothing: of the old sentences 96.5 to 98.5% are right, as before.
+# The cure works. But alone, the fifty teach more than that: who sees nothing but negations learns that English negates. Of the outputs for *old* sentences 35 to 83% now say *not*. Is that the price of any fifty sentences? The control says: two thirds of it. Fifty others cost more than half of the old test set, since the model soon knows them by heart and little else; but none of its outputs says *not*. Mixed, the cure costs nothing: of the old sentences 96.5 to 98.5% are right, as before. Ten times each is needed: once each among the 1,700, the fifty teach nothing, 0 of 200 (`python -m scripts.studies.ruvel_controls`, seed 1). The rate was chosen with seed 1 on these very test sets; the other seeds had no say in it.
 
 # %%
 outputs = record["outputs"]
@@ -372,9 +368,9 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# The cure isn't perfect: of the mixed model's negations 41 to 59% are exactly right. The table shows the commonest mistake, *does* for *did*. Fifty sentences show *not* fifty times, but each of the 20 verbs two or three times, in one form of four.
+# The cure isn't perfect: of the mixed model's negations 41 to 59% are exactly right. The table shows the commonest mistake, *does* for *did*. Fifty sentences show *not* fifty times, but 19 of the 20 verbs, some once, and *does* (24 times) oftener than *did* (17).
 #
-# On the command line new pairs come into a file with the old ones:
+# On the command line:
 #
 # ```bash
 # python -m scripts.corpora.invented --construction negation --sentences 250 --save new.tsv
@@ -384,15 +380,15 @@ pd.DataFrame(
 # python -m scripts.train --pairs both.tsv --valid valid.tsv --test asked.tsv --from runs/ruvel --name ruvel-2
 # ```
 #
-# `--from` begins with the model's weights, takes the fifty ten times each, as above, and keeps out of training what the model was judged by. The last epoch isn't always the best, so `valid.tsv` has sentences of both kinds to choose by. It ends with BLEU before and after, on the old test set and on `asked.tsv`.
+# `--from` begins with the model's weights, takes the fifty ten times each, at half the chapter's rate and in more passes, and keeps out of training what the model was judged by. The last epoch isn't always the best, so `valid.tsv` has sentences of both kinds to choose by. It ends with BLEU before and after, on the old test set and on `asked.tsv`.
 #
 # ## Case · A score above 90
 #
-# **Symptom.** A corpus of 900 pairs, split at random. The model has over 90 BLEU on its test set, and users complain: on their sentences we measure 64.
+# **Symptom.** A corpus of 900 pairs, split at random. The model has over 90 BLEU on its test set; on its users' sentences we measure 64.
 #
 # **Suspects.** The users' sentences are *longer or of another kind*. *Overfitting*: the model was trained too long. *Twins*: the test set's sentences are in training, too.
 #
-# **Instrument.** Fingerprints, and two test sets for one model: its own, and fresh sentences of the same grammar, of the same length and kind, without twins. Then the same training after an honest split.
+# **Instrument.** Fingerprints, and two test sets for one model: its own, and fresh sentences of the same length and kind, without twins. Then the same after an honest split.
 
 
 # %%
@@ -417,22 +413,23 @@ def with_twins(train: PAIRS, held_out: PAIRS) -> float:
     return sum(fingerprint(source) in prints for source, _ in held_out) / len(held_out)
 
 
-def case_scores(split: Callable[..., tuple[PAIRS, ...]], seed: int) -> dict[str, float]:
-    """BLEU of a model on its test set and on 200 fresh sentences, after 20 epochs."""
-    train, held_out = split(collected(), 1 / 9, seed=0)
-    config = replace(LEARNER, vocab=300, epochs=20, seed=seed)
+def case_scores(
+    split: Callable[..., tuple[PAIRS, PAIRS]], seed: int, epochs: int = 20
+) -> dict[str, float]:
+    """BLEU of a model on its test set and on 200 fresh sentences."""
+    pairs = collected()
+    train, held_out = split(pairs, 1 / 9, seed=0)
+    config = replace(LEARNER, vocab=300, epochs=epochs, seed=seed)
     model = fitted(config, prepare(config, {"train": train, "val": held_out}))
-    prints = {fingerprint(source) for source, _ in collected()}
+    prints = {fingerprint(source) for source, _ in pairs}
     fresh = [pair for pair in ruvel_pairs(300, seed=6) if fingerprint(pair[0]) not in prints]
     return {"its test set": greedy_bleu(model, held_out), "fresh": greedy_bleu(model, fresh[:200])}
 
 
 # %%
 for split in (random_split, honest_split):
-    train_part, held_out = split(collected(), 1 / 9, seed=0)
-    print(
-        f"{split.__name__}: {with_twins(train_part, held_out):.0%} of {len(held_out)} have a twin"
-    )
+    parts = split(collected(), 1 / 9, seed=0)
+    print(f"{split.__name__}: {with_twins(*parts):.0%} of {len(parts[1])} have a twin")
 by_chance, by_groups = (case_scores(split, seed=1) for split in (random_split, honest_split))
 assert by_chance["its test set"] > 85 > 75 > by_chance["fresh"]
 assert by_groups["its test set"] < 70
@@ -440,28 +437,35 @@ for name, scores in record["runs"][0]["case"].items():
     print(f"recorded, {name}:", ", ".join(f"{test} {score}" for test, score in scores.items()))
 
 # %% [markdown]
-# **Culprit.** Twins. Of the eight seeds, the random split's model has 90 to 95 BLEU on its own test set and 59 to 66 on fresh sentences. These are of training's kind and length, so it isn't the kind. Is it overfitting? It is what lets memory pay; but a test set is there to show that, and this one can't. After the honest split the same training has 48 to 58, and no surprise follows. The model isn't worse than the first; only its score is.
+# **Culprit.** Twins. Of the eight seeds, the random split's model has 90 to 95 BLEU on its own test set and 59 to 66 on fresh sentences. These are of training's length and kind, so it isn't the kind. Nor is it overfitting: then fewer epochs would help. With 8 in place of 20 the fresh sentences have 30 BLEU, with 40 they have 74 (`python -m scripts.studies.ruvel_controls`, seed 1).
+#
+# After the honest split, the same training has 48 to 58 on its test set and 57 to 65 on fresh sentences: now the score is too low. Those 99 pairs are 33 different sentences, too few for more (chapter 10). On fresh sentences that model is 3 BLEU behind the first: it learned from 267 different sentences, not 300. That is the price of a score that can be believed.
 #
 # ## What more pairs give
 #
-# > **In short.** In a real language each tripling of the pairs still gives points, and few pairs want many passes.
+# > **In short.** In a real language each tripling of the pairs still gives points, and few pairs want long training.
 #
 # Captions of Multi30k, cut to fewer pairs, in three draws. **Predict.** All 29,000 give 41 BLEU. What do 1,000 give? And what is the recipe worth?
 
 # %%
 sizes = load_record("sizes-multi30k")
 frame = size_frame(sizes, [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)])
-means = frame.groupby(["recipe", "pairs"])["bleu"].mean().round(1)
-assert [means["by size"][pairs] for pairs in (1000, 3000, 29000)] == [17.6, 24.4, 41.3]
-(longer,) = (run for run in sizes["runs"] if run["row"].startswith("one for all, with the epochs"))
-bleu = longer["scores"]["test_2016_flickr"]["bleu"]
-print(f"small, {longer['settings']['epochs']} epochs on 1,000 pairs: BLEU {bleu}")
+means = size_means(frame).loc[1000]
+assert means["longer"] - means["one for all"] > 0.8 * (means["by size"] - means["one for all"])
 sizes_chart(frame)
 
 # %% [markdown]
-# 17.6, and 24.4 for 3,000. With 1,000 pairs the recipe by size is worth 9.6 BLEU. Is that the narrow model, or its dropout? The control says: hardly. `small` goes 18 times through 1,000 pairs, in 198 steps, all within its warm-up. Given as many passes as the other, 120, it has 16.8 (one run): nearly all of the gain is passes. The narrow model is as good, three times as fast, and smaller. With 10,000 pairs the recipe that we had guessed, between the narrow one's and `small`, lost to `small`, with 31.9 to 33.4 (one run each). So from 6,000 pairs on the choice is `small`.
+# Is the gain the narrow model, or its dropout? The control, *longer*, says: hardly. With 1,000 pairs `small` takes at most 198 steps, all within its warm-up. Trained longer, with as many passes as the other, it gets most of the gain. The narrow model isn't worse, is three times as fast, and smaller. With 10,000 pairs a recipe between the two lost to `small`; we set the border at 6,000.
+
+# %%
+next_steps = ["collect more (Tatoeba, OPUS); fine-tune a pretrained model", "the same"]
+next_steps += ["fifty sentences for each construction that fails", "learn from models (chapter 21)"]
+size_choices(frame).assign(next=next_steps)
+
+# %% [markdown]
+# Minutes are those of one CPU thread. Below some thousand pairs of a real language, a pretrained multilingual model (NLLB, OPUS-MT) that one fine-tunes is the usual start; this chapter's report, split and tests serve it, too. Mind the licence of what you collect.
 #
-# **What not to expect.** Ruvel has some 70 words and one way to say each thing; 1,700 pairs say nearly all of it. 1,700 pairs of a language don't. And even in Ruvel a construction without examples failed, though each of its words but one was known.
+# **What not to expect.** 1,700 pairs have all of Ruvel's words many times; those of a real language don't. And even in Ruvel a construction without examples failed.
 #
 # ## Publish it
 #
@@ -471,7 +475,7 @@ sizes_chart(frame)
 # make living MODEL=runs/ruvel-2 FOLDER=public                             # any static host can serve it
 # ```
 #
-# The page translates in the visitor's browser, with nothing behind it, and shows your test sentences as examples. The card in the model's folder says what it learned from; tell there, too, what it can't do. You know one thing now that no score would have told you.
+# `--against` compares on `ruvel-2`'s test set alone, so it can't show what was forgotten. The page translates in the visitor's browser and shows your test sentences as examples. The card in the model's folder says what it learned from; say there, too, what it can't do.
 #
 # ## Summary
 #
@@ -491,7 +495,7 @@ sizes_chart(frame)
 #
 # *code · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# The model has no word for “I don't know this word”. You can say it: write `unknown_words(text, sources)`, the words of a text that no training source has. (`solution("unknown_words")` shows ours.) Which of the two constructions would it have caught?
+# Write `unknown_words(text, sources)`, the words of a text that no training source has. (`solution("unknown_words")` shows ours.) Which of the two constructions would it have caught?
 
 
 # %%
@@ -525,7 +529,7 @@ def odd_lengths(pairs: list[tuple[str, str]], factor: float) -> list[int]:
 check(odd_lengths)
 
 # %% [markdown]
-# ### Exercise 3 · Endings or places
+# ### Exercise 3 · Endings or word order
 #
 # *project · difficulty ●●○ · worth ●●● · 30 minutes*
 #
@@ -533,12 +537,12 @@ check(odd_lengths)
 #
 # <details><summary>What happens</summary>
 #
-# We tried three seeds. Mixed, 12 to 27% of the new ones were right, in place of 2, and 93.5 to 95% of the old ones. A new word is learned sooner than an old habit is lost. Alone, the fifty left 4 to 9% of the old ones right.
+# We tried three seeds. Mixed, 12 to 27% of the new ones were right, in place of 2, and 93.5 to 95% of the old ones. A new word is learned sooner than an old habit is lost.
 #
 # </details>
 #
 # ## Goodbye
 #
-# Whoever came here chapter by chapter began with a dot product. Now you can build a Transformer from nothing but tensors, train it, find out where its time goes, say with an interval how good it is and with fifty sentences what it lacks. Take a pair of languages that nobody has taken, or a question that nobody has asked. Measure it, allow for chance, and say what you found, however small.
+# You began with a dot product. Now you can build a Transformer from nothing but tensors, train it, say with an interval how good it is and with fifty sentences what it lacks. Take a pair of languages that nobody has taken. Measure, allow for chance, and say what you found, however small.
 #
 # Thank you for reading. [Chapter 0](ch00_start_here.ipynb) is a good place to see how far you have come.

@@ -13,7 +13,7 @@ four GPUs each, the first at the address 10.0.0.1, with NUMBER 0 on it and 1 on 
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,16 @@ from scripts.core.recipes import reason_for, recipe_for, tuning_recipe
 from scripts.core.settings import PRESETS, TrainConfig, plain_config
 from scripts.core.signals import Stopped
 from scripts.corpora.load import BUILT_IN
-from scripts.corpora.pairs import OwnPairs, Pair, PairOptions, is_corpus, load_pairs, own_pairs
+from scripts.corpora.report import Pair
+from scripts.corpora.splits import (
+    BESIDE,
+    OwnPairs,
+    PairOptions,
+    is_corpus,
+    load_pairs,
+    own_pairs,
+    saved_pairs,
+)
 from scripts.fast.run import run
 
 # What fine-tuning takes over from its model.
@@ -68,6 +77,7 @@ class TrainOptions(PairOptions, TrainConfig):
     tuning). Else a finished run's: go on from its end to more --epochs, as a run of its own (by
     default NAME-EPOCHS) with its settings; from there on the learning rate is the longer run's."""
     own: OwnPairs | None = field(default=None, init=False, repr=False)
+    tune: Path | None = field(default=None, init=False)  # the model to begin with
     fewer: bool = field(default=False, init=False)  # pieces than the recipe asks for will do
     why: str = field(default="", init=False)  # these defaults
 
@@ -85,36 +95,42 @@ class TrainCommand(Command):
     def parse(self, argv: Sequence[str]) -> TrainOptions:
         """The command line as options, your own pairs read. Raises ValueError for a mistake."""
         first = self.values(argv, dict.fromkeys(("corpus", "vocab", "name")))  # None: isn't asked
-        files = PairOptions(**{part.name: first[part.name] for part in fields(PairOptions)}).files
-        if not files and first["from_"]:
-            return super().parse(argv, self.lengthened(argv, first))
-        if files and first["corpus"]:
-            raise ValueError("either your own pairs or --corpus, not both")
-        before = Path(first["from_"] or "", "pairs")
-        known = load_pairs(before) if files and first["from_"] and is_corpus(before) else None
-        own = own_pairs(files, before=known) if files else None
-        name = first["name"] or (files and Path(files["pairs"][0]).name.partition(".")[0])
-        if own:
-            pairs = own.splits["train"]
-            mixed = bool(known) and not {*pairs}.isdisjoint(known["train"])
-            defaults = fitting(first, pairs, mixed)
-            defaults |= {"corpus": nearby(runs_folder() / name / "pairs"), "name": name}
-        elif first["corpus"] and first["corpus"] not in BUILT_IN and is_corpus(first["corpus"]):
-            pairs = load_pairs(first["corpus"])["train"]
-            defaults = fitting(first, pairs)
-            defaults["name"] = Path(first["corpus"]).resolve().name
-        else:
-            pairs, defaults = [], fitting(first)
-        options = super().parse(argv, defaults)
+        own, name, known = self.own_pairs(first)
+        if own is None and first["from_"]:
+            origin, defaults = self.lengthened(first)
+            options = super().parse(argv, defaults)
+            if options.corpus == BESIDE:
+                options.own = saved_pairs(origin / BESIDE)
+            return options
+        pairs = own.splits["train"] if own else []
+        defaults = fitting(first, pairs, mixed=not {*pairs}.isdisjoint(known))
+        options = super().parse(argv, defaults | ({"name": name} if own else {}))
         options.own, options.fewer = own, first["vocab"] is None
-        if pairs and first["from_"]:
+        options.tune = Path(first["from_"]) if first["from_"] else None
+        if own:
+            options.corpus = BESIDE
+        if options.tune:
             options.why = f"fine-tuning {first['from_']}, at a low rate"
-        elif pairs and first["preset"] == "auto":
+        elif own and first["preset"] == "auto":
             options.why = reason_for(len(pairs))
         return options
 
-    def lengthened(self, argv: Sequence[str], first: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of the run that --from names. Raises ValueError if there is none."""
+    def own_pairs(self, first: Mapping[str, Any]) -> tuple[OwnPairs | None, str, Collection[Pair]]:
+        """Your own pairs, if the options name some; the run's name; what --from learned from."""
+        files = PairOptions(**{part.name: first[part.name] for part in fields(PairOptions)}).files
+        if not files:
+            folder = Path(first["corpus"] or "nothing")
+            own = saved_pairs(folder) if str(folder) not in BUILT_IN and is_corpus(folder) else None
+            return own, first["name"] or folder.resolve().name, ()
+        if first["corpus"]:
+            raise ValueError("either your own pairs or --corpus, not both")
+        beside = Path(first["from_"] or "", BESIDE)
+        before = load_pairs(beside) if first["from_"] and is_corpus(beside) else None
+        name = first["name"] or Path(files["pairs"][0]).name.partition(".")[0]
+        return own_pairs(files, before=before), name, before["train"] if before else ()
+
+    def lengthened(self, first: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+        """The run that --from names, or what it became, and its settings. Raises ValueError."""
         defaults = asdict(PRESETS["small"])
         defaults["name"] = f"{Path(first['from_']).resolve().name}-{first['epochs']}"
         own = runs_folder() / (first["name"] or defaults["name"])
@@ -124,7 +140,7 @@ class TrainCommand(Command):
             raise ValueError(f"{origin} holds no run: {remedy}")
         settings = newest_state(origin).meta["asked"]
         asked = {name: value for name, value in settings.items() if name in defaults}
-        return defaults | asked | {"name": defaults["name"]}
+        return origin, defaults | asked | {"name": defaults["name"]}
 
 
 def fitting(
@@ -147,22 +163,15 @@ def fitting(
     return defaults
 
 
-def nearby(path: Path) -> str:
-    """`path` from the working directory, where it is below that; else in full."""
-    here = Path.cwd()
-    path = path.absolute()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
 def train(options: TrainOptions) -> int:
     """Train as asked, print BLEU and translations; return 0, or 128 + signal if stopped."""
     # A resumed run equals one that was never interrupted: it has that one's command.
     given = [option for option in sys.argv[1:] if option not in ("--resume", "--overwrite")]
-    origin = Path(options.from_) if options.from_ else None
-    lengthen, tune = (None, origin) if options.own else (origin, None)
+    lengthen = Path(options.from_) if options.from_ and not options.tune else None
     ways = options.resume, given, options.overwrite, lengthen, options.publish
+    about = options.own, options.tune, options.fewer, options.why
     try:
-        record = run(plain_config(options), *ways, options.own, tune, options.fewer, options.why)
+        record = run(plain_config(options), *ways, *about)
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 128 + stopped.number

@@ -1,13 +1,22 @@
 """Chapter 26: what Ruvel's pairs hold and lack, the two splits, and what the prose says of runs."""
 
 import re
+from collections import Counter
 from functools import reduce
 
 import pytest
 
 from scripts.book.records import load_record
-from scripts.ch26_your_own_pair import collected, honest_split, random_split, with_twins
+from scripts.ch26_your_own_pair import (
+    collected,
+    fingerprint,
+    honest_split,
+    random_split,
+    with_twins,
+)
 from scripts.corpora.invented import ruvel_pairs, with_ending
+
+FIFTY = ("fifty negations", "fifty others")
 
 
 def words(pairs, side, letters=None):
@@ -66,6 +75,26 @@ def test_the_record_says_what_the_chapter_says():
     assert ends("tuned", "mixed", "old") == (0.965, 0.985)
     assert ends("tuned", "mixed", "negated") == (0.41, 0.585)
     assert min(ends("tuned", m, "negated_says_not")[0] for m in ("fifty negations", "mixed")) > 0.98
-    shown = [(90.4, 94.9), (59.1, 66.0), (47.7, 58.1)]
-    case = [("at random", "its test set"), ("at random", "fresh"), ("honest", "its test set")]
+    shown = [(90.4, 94.9), (59.1, 66.0), (47.7, 58.1), (56.8, 65.1)]
+    tests = ("its test set", "fresh")
+    case = [(split, test) for split in ("at random", "honest") for test in tests]
     assert [ends("case", *path) for path in case] == shown
+
+    def mean(*path):
+        return sum(reduce(dict.__getitem__, path, run) for run in runs) / len(runs)
+
+    gap = mean("case", "at random", "fresh") - mean("case", "honest", "fresh")
+    assert gap == pytest.approx(3.0, abs=0.05)
+    start, alone, others = (mean("tuned", name, "old") for name in (before, *FIFTY))
+    assert (start - others) / (start - alone) == pytest.approx(2 / 3, abs=0.03)
+    assert ends("tuned", "fifty others", "old")[1] < 0.5
+
+
+def test_the_fifty_sentences_are_as_the_chapter_says():
+    fifty = ruvel_pairs(250, construction="negation")[:50]
+    english = [re.search(r"(does|did|do) not (\w+)", target).groups() for _, target in fifty]
+    forms = Counter(form for form, _ in english)
+    assert len({verb for _, verb in english}) == 19 and forms["does"] == 24 and forms["did"] == 17
+    assert min(Counter(verb for _, verb in english).values()) == 1
+    sources = {fingerprint(source) for source, _ in honest_split(collected(), 1 / 9, seed=0)[0]}
+    assert len(sources) == 267

@@ -1,6 +1,6 @@
 """The living page: the same ids, tokens and texts in a browser as in Python.
 
-Once for the model that ships, and once for one of a reader's own, in other scripts.
+For the model that ships, for one of a reader's own, in other scripts, and for chapter 26's.
 
 The page's own JavaScript runs in Node, and again in headless Chromium. Nothing is skipped: if a
 program is missing, the tests fail and say which package has it.
@@ -26,9 +26,11 @@ from scripts.ch06_training import BOS, EOS, PAD, UNK, greedy_decode
 from scripts.ch07_multi30k import BPETokenizer, encode_pairs, source_ids
 from scripts.ch08_decoding import beam_search
 from scripts.ch15_looking_inside import look_at, piece_label
-from scripts.core.data import TrainingData
-from scripts.core.models import DEFAULT_MODEL, load_model
+from scripts.ch26_your_own_pair import LEARNER, fitted, ruvel_corpus
+from scripts.core.data import TrainingData, prepare
+from scripts.core.models import DEFAULT_MODEL, load_model, save_model
 from scripts.core.settings import PRESETS, TrainConfig
+from scripts.corpora.invented import ruvel_pairs
 from scripts.corpora.load import load_corpus
 from scripts.corpora.plain import plain_text
 from scripts.fast.run import fit
@@ -74,8 +76,20 @@ def train_own(folder: Path) -> None:
     splits, examples = {"val": OWN_PAIRS[:4]}, encode_pairs(OWN_PAIRS, tokenizer)
     data = TrainingData(splits, tokenizer, examples, examples[:4])
     fit(replace(PRESETS["sample"], **settings), data, folder)
+    build_own(folder, OWN_PAIRS)
+
+
+def train_chapters(folder: Path) -> None:
+    """Chapter 26's model, trained as its cells do, in half a minute; and its page."""
+    data = prepare(LEARNER, ruvel_corpus())
+    save_model(folder, fitted(LEARNER, data))
+    build_own(folder, data.corpus["test"])
+
+
+def build_own(folder: Path, test_pairs: list[tuple[str, str]]) -> None:
+    """The page of the model in `folder`, with its test pairs as examples."""
     (folder / "pairs").mkdir()
-    (folder / "pairs/test.tsv").write_text("\n".join(map("\t".join, OWN_PAIRS)), "utf-8")
+    (folder / "pairs/test.tsv").write_text("\n".join(map("\t".join, test_pairs)), "utf-8")
     build.build(folder, folder / "x/y")
 
 
@@ -88,12 +102,19 @@ class Case(NamedTuple):
     named: list[str]  # the page's title, and the languages' codes
 
 
-@pytest.fixture(scope="module", params=["shipped", "own"])
+CHAPTERS = pytest.param("chapter", marks=pytest.mark.audit)
+
+
+@pytest.fixture(scope="module", params=["shipped", "own", CHAPTERS])
 def case(request, once) -> Case:
     """The page, built as `make living` does."""
     if request.param == "shipped":
         folder = once("living", lambda folder: build.build(DEFAULT_MODEL, folder / "x/y"))
         return Case(DEFAULT_MODEL, folder, SENTENCES, ["German to English", "de", "en"])
+    if request.param == "chapter":
+        folder = once("chapter", train_chapters)
+        asked = [pair[0] for pair in ruvel_pairs(4, construction="negation")]
+        return Case(folder, folder, [*asked, "Havo ☃ 12 Düner!"], ["qru to English", "und", "en"])
     own = once("own", train_own)
     return Case(own, own, OWN_SENTENCES, ["Tlon to Hebrew", "und", "he"])
 

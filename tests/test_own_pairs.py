@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,14 +17,8 @@ from scripts.core.scores import corpus_bleu
 from scripts.core.training import best_weights
 from scripts.corpora import inspect
 from scripts.corpora.load import load_corpus
-from scripts.corpora.pairs import (
-    clean_pairs,
-    load_pairs,
-    own_pairs,
-    read_pairs,
-    split_pairs,
-    where_they_part,
-)
+from scripts.corpora.pairs import clean_pairs, read_pairs, where_they_part
+from scripts.corpora.splits import load_pairs, own_pairs, split_pairs
 
 SAMPLE = load_corpus("sample")["train"]
 TINY = ["--layers", "1", "--d_model", "16", "--d_ff", "32", "--heads", "2", "--epochs", "1"]
@@ -75,7 +71,7 @@ def test_each_mistake_is_named_and_none_is_fatal(capsys, tmp_path):
     path.write_text(path.read_text("utf-8") + "\n".join(MISTAKES.values()) + "\n", "utf-8")
     assert inspect.main(["--pairs", str(path), "--save", str(tmp_path / "corpus")]) == 0
     text = capsys.readouterr().out
-    left_out, kept = text.split("Kept, and worth a look:")
+    left_out, kept = text.split("Worth a look:")
     for mistake in MISTAKES:
         assert mistake in (left_out if mistake in LEFT_OUT else kept), mistake
     report = json.loads((tmp_path / "corpus" / "report.json").read_text("utf-8"))
@@ -135,8 +131,8 @@ def test_near_duplicates_of_held_out_sentences_leave_training():
 
 def test_clean_text_is_left_alone():
     pairs = sorted(set(SAMPLE[:2000]))
-    cleaned = clean_pairs(pairs)
-    assert cleaned.pairs == pairs and not any(note.left_out for note in cleaned.notes)
+    kept, notes = clean_pairs(pairs)
+    assert [*kept.values()] == pairs and not any(note.left_out for note in notes)
 
 
 # Runs
@@ -174,7 +170,9 @@ def test_any_script_is_trained_scored_and_translated(trained_far, capsys, monkey
 
 
 def test_a_run_resumes_with_its_own_pairs_alone(trained_far, far_pairs, capsys, monkeypatch):
+    """From any working directory: the pairs lie beside the model."""
     monkeypatch.setenv("SERIES_RUNS", str(trained_far))
+    monkeypatch.chdir(trained_far)
     again = ["--languages", "he-zh", *TINY, "--resume"]
     path = trained_far / "far.tsv"
     assert train.main(["--pairs", str(path), *again]) == 0
@@ -182,6 +180,39 @@ def test_a_run_resumes_with_its_own_pairs_alone(trained_far, far_pairs, capsys, 
     assert train.main(["--pairs", str(path), *again]) == 2
     assert "began with other pairs (another pairs)" in capsys.readouterr().err
     tsv(path, far_pairs)
+
+
+def test_pairs_go_with_a_run_that_is_lengthened(trained_far, monkeypatch):
+    """And with one that learns from saved pairs, wherever those are."""
+    monkeypatch.setenv("SERIES_RUNS", str(trained_far))
+    monkeypatch.setattr(sys, "argv", ["train"])
+    assert train.main(["--from", str(trained_far / "far"), "--epochs", "2", "--device", "cpu"]) == 0
+    saved = ["--corpus", str(trained_far / "far/pairs"), "--languages", "he-zh", "--name", "again"]
+    assert train.main([*saved, *TINY]) == 0
+    far, longer, again = (trained_far / name for name in ("far", "far-2", "again"))
+    assert load_pairs(longer / "pairs") == load_pairs(far / "pairs") == load_pairs(again / "pairs")
+    first, second = (load_record("record", run)["pairs"] for run in (far, again))
+    assert first == second and load_model(again).config.corpus == "pairs"
+
+
+@pytest.mark.audit
+def test_two_processes_share_one_split_and_one_report(far_pairs, tmp_path):
+    """Without dropout they learn what one process does from batches of the same size."""
+    path, own = tsv(tmp_path / "far.tsv", far_pairs), {"SERIES_RUNS": str(tmp_path)}
+    command = ["-m", "scripts.train", "--pairs", str(path), "--languages", "he-zh", *TINY]
+    command += ["--dropout", "0"]
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    for ways in ([*command, "--accumulate", "2", "--name", "one"], [*launch, *command]):
+        run = subprocess.run(
+            [sys.executable, *ways], env=os.environ | own, text=True, capture_output=True
+        )
+        assert run.returncode == 0 and run.stdout.count("300  read") == 1, run.stderr
+    one, two = (load_record("record", tmp_path / name) for name in ("one", "far"))
+    assert two["processes"] == 2 and one["pairs"] == two["pairs"]
+    assert load_pairs(tmp_path / "one/pairs") == load_pairs(tmp_path / "far/pairs")
+    for part in ("train_loss", "val_ppl"):
+        first, second = ([row[part] for row in record["history"]] for record in (one, two))
+        assert first == pytest.approx(second, rel=1e-4), part
 
 
 def test_fine_tuning_says_what_was_forgotten(trained_far, far_pairs, capsys, monkeypatch):
@@ -193,9 +224,8 @@ def test_fine_tuning_says_what_was_forgotten(trained_far, far_pairs, capsys, mon
     assert train.main([*options, "--device", "cpu"]) == 0
     assert "before   after  BLEU" in capsys.readouterr().out
     record = load_record("record", trained_far / "more")
-    assert record["from"]["model"] == "far" and [row["split"] for row in record["tuned"]] == [
-        "test"
-    ]
+    (row,) = record["tuned"]
+    assert (record["from"]["model"], row["corpus"], row["split"]) == ("far", "far/pairs", "test")
     old, new = (load_model(trained_far / name) for name in ("far", "more"))
     assert new.tokenizer.model == old.tokenizer.model and new.config.d_model == 16
     assert new.config.languages == "he-zh"

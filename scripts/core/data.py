@@ -29,8 +29,8 @@ from scripts.ch07_multi30k import (
 from scripts.core.settings import TrainConfig
 from scripts.core.static import FEW_SHAPES, static_batches, static_lengths
 from scripts.corpora.load import Pairs, load_corpus
-from scripts.corpora.pairs import is_corpus
 from scripts.corpora.plain import plain_text
+from scripts.corpora.splits import BESIDE, is_corpus
 
 
 @dataclass
@@ -74,7 +74,7 @@ def prepare(
 
 def corpus_beside(folder: Path, config: TrainConfig) -> str:
     """What the model in `folder` learned from: the pairs beside it, else what its settings name."""
-    return str(folder / "pairs") if is_corpus(folder / "pairs") else config.corpus
+    return str(folder / BESIDE) if is_corpus(folder / BESIDE) else config.corpus
 
 
 def epoch_plan(

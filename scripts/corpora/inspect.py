@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.book.command import Command
-from scripts.corpora.pairs import PairOptions, own_pairs, save_pairs
 from scripts.corpora.report import report_text
+from scripts.corpora.splits import PairOptions, own_pairs, save_pairs
 
 
 @dataclass

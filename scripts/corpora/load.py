@@ -4,8 +4,8 @@ from heapq import nsmallest
 from pathlib import Path
 
 from scripts.corpora.multi30k import multi30k
-from scripts.corpora.pairs import load_pairs
 from scripts.corpora.sample import sample_corpus
+from scripts.corpora.splits import load_pairs
 
 FEW = 200  # pairs to train on
 BUILT_IN = ("sample", "few", "multi30k")

@@ -49,8 +49,14 @@ from scripts.core.training import (
 )
 from scripts.core.watching import gpu_row, in_words
 from scripts.corpora.load import load_corpus
-from scripts.corpora.pairs import OwnPairs, is_corpus, load_pairs, save_pairs, saved_report
 from scripts.corpora.report import report_text
+from scripts.corpora.splits import (
+    BESIDE,
+    OwnPairs,
+    is_corpus,
+    save_pairs,
+    saved_pairs,
+)
 from scripts.fast.losses import LossOf, loss_function_of, resolved
 from scripts.fast.translating import DecodeOptions, fast_translate
 
@@ -140,7 +146,8 @@ def forgotten(tune: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
     config = stored_config(record["config"])
     device = pick_device(config.device)
     old, new = load_model(tune, device), load_model(runs_folder() / config.name, device)
-    names = {corpus_beside(tune, old.config): old.config, config.corpus: config}
+    both = {tune: old.config, runs_folder() / config.name: config}
+    names = {corpus_beside(folder, settings): settings for folder, settings in both.items()}
     rows, scored = [], []
     for name, settings in names.items():
         try:
@@ -154,21 +161,21 @@ def forgotten(tune: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
             scored.append(corpus[split])
             search = corpus[split], config.beam, config.alpha
             before, after = (evaluate(trained, *search)["bleu"] for trained in (old, new))
-            rows.append({"corpus": name, "split": split, "before": before, "after": after})
+            label = "/".join(Path(name).parts[-2:])  # no path of this machine
+            rows.append({"corpus": label, "split": split, "before": before, "after": after})
     return rows
 
 
 def same_pairs(own: OwnPairs, folder: Path) -> OwnPairs:
     """The splits that a run began with. Raises ValueError if its files held other pairs."""
-    report = saved_report(folder) if is_corpus(folder) else None
-    if report is None:
+    if not is_corpus(folder):
         return own
-    names = sorted(report["inputs"].keys() | own.report.inputs.keys())
-    other = [n for n in names if report["inputs"].get(n) != own.report.inputs.get(n)]
-    if other:
+    began = saved_pairs(folder)
+    then, now = began.report.inputs, own.report.inputs
+    if other := sorted(n for n in then.keys() | now.keys() if then.get(n) != now.get(n)):
         what = f"{folder.parent} began with other pairs (another {', '.join(other)})"
         raise ValueError(f"{what}: resume with the same files, or choose another --name")
-    return own._replace(splits=load_pairs(folder))
+    return began
 
 
 def fit(*given: Any, **named: Any) -> list[dict[str, float]]:
@@ -357,7 +364,7 @@ def run(
     if not (resume or overwrite):
         refuse_to_replace(folder)
     if own and resume:
-        own = same_pairs(own, folder / "pairs")
+        own = same_pairs(own, folder / BESIDE)
     base = load_model(tune) if tune else None
     with join_ranks(device) as ranks:
         if device.type == "cpu" and config.step != "textbook":
@@ -380,7 +387,7 @@ def run(
             if tune and (odd := sum(UNK in (*pair.src, *pair.tgt) for pair in data.train)):
                 print(f"note: {odd:,} training pairs hold letters that {tune} has never met")
             if own:
-                save_pairs(folder / "pairs", own)
+                save_pairs(folder / BESIDE, own)
             if config.precision == "bf16" and not multiplies_bf16(device):
                 print(f"note: {device} emulates bf16, many times slower than --precision float32")
         ways = resume, ranks, overwrite, lengthen
@@ -393,10 +400,9 @@ def run(
     chosen = average_if_better(config, data, folder, history)
     record = origin | finish(config, data, folder, history, chosen, processes=ranks.world)
     record |= {name: value for name, value in whence.items() if value}
-    if report := saved_report(Path(config.corpus)):
-        record["pairs"] = {name: report[name] for name in ("read", "sizes", "inputs", "seed")}
-        left_out = sum(note["count"] for note in report["notes"] if note["left_out"])
-        record["pairs"]["left_out"] = left_out
+    if own:
+        kept = ("read", "left_out", "sizes", "inputs", "seed")
+        record["pairs"] = {name: getattr(own.report, name) for name in kept}
     if tune:
         record["tuned"] = forgotten(tune, record)
     save_record("record", record, folder)

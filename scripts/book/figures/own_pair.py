@@ -17,11 +17,15 @@ BEFORE = "before fine-tuning"
 def alignment(
     source: Sequence[str], target: Sequence[str], links: Sequence[tuple[int, int]]
 ) -> alt.LayerChart:
-    """Two rows of words with a line for each link, from a source word's place to a target's."""
+    """Two rows of words with a line for each link, from a source word's place to a target's.
+
+    Words without a link are grey.
+    """
     sides = {1: source, 0: target}
     step = {row: 1 / len(words) for row, words in sides.items()}
+    linked = {1: {i for i, _ in links}, 0: {j for _, j in links}}
     words = [
-        {"x": (i + 0.5) * step[row], "y": row, "word": word}
+        {"x": (i + 0.5) * step[row], "y": row, "word": word, "linked": i in linked[row]}
         for row, side in sides.items()
         for i, word in enumerate(side)
     ]
@@ -33,7 +37,9 @@ def alignment(
     y = alt.Y("y:Q", axis=None).scale(domain=[-0.1, 1.1])
     rules = alt.Chart(rounded(pd.DataFrame(ends))).mark_rule(color=GREY, strokeWidth=2)
     texts = alt.Chart(rounded(pd.DataFrame(words))).mark_text(fontSize=15)
-    drawn = rules.encode(x, y, x2="x2", y2="y2") + texts.encode(x, y, text="word")
+    opacity = alt.when("datum.linked").then(alt.value(1)).otherwise(alt.value(0.4))
+    named = texts.encode(x, y, text="word", opacity=opacity)
+    drawn = rules.encode(x, y, x2="x2", y2="y2") + named
     return drawn.properties(width=560, height=120)
 
 
@@ -47,6 +53,10 @@ def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.Chart:
     colors = dict(zip(dict.fromkeys(row["trained on"] for row in rows), PALETTE, strict=False))
     old = alt.X("old:Q", title="old test sentences that are exactly right (%)")
     negated = alt.Y("negated:Q", title="negated ones (%)")
-    chart = alt.Chart(rounded(pd.DataFrame(rows))).mark_point(filled=True, size=80, opacity=0.8)
+    chart = alt.Chart(rounded(pd.DataFrame(rows))).mark_point(filled=True, opacity=0.8)
     color = colored("trained on", colors, legend=alt.Legend(title=None))
-    return chart.encode(old.scale(domain=[0, 100]), negated.scale(domain=[0, 100]), color)
+    before = f"datum['trained on'] == '{BEFORE}'"  # eight in one place
+    size = alt.when(before).then(alt.value(220)).otherwise(alt.value(80))
+    return chart.encode(
+        old.scale(domain=[0, 100]), negated.scale(domain=[0, 100]), color, size=size
+    )

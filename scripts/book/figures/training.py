@@ -95,26 +95,49 @@ def fall_chart(
     return alt.vconcat(*drawn)
 
 
-RECIPES_OF_SIZES = ("by size", "one for all")
+RECIPES_OF_SIZES = ("by size", "one for all", "longer")
+LONGER = "one for all, with the epochs of the other"  # as the record calls the control
 
 
 def size_frame(record: Mapping[str, Any], wholes: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Test BLEU of the runs that count, with the columns recipe, pairs, seed and bleu.
+    """Test BLEU of the runs that count: recipe, pairs, seed, bleu, and minutes of a CPU's thread.
 
-    `wholes` are the records of all pairs with the preset `small`, which is there the choice, too.
+    `wholes` are the records of all pairs with the preset `small`, which is there the choice, too;
+    a GPU made them, so they have no minutes.
     """
     split = "test_2016_flickr"
     rows = [
-        {"recipe": run["row"], "bleu": run["scores"][split]["bleu"]} | run
+        {"recipe": "longer" if run["row"] == LONGER else run["row"], "minutes": run["seconds"] / 60}
+        | {"pairs": run["pairs"], "seed": run["seed"], "bleu": run["scores"][split]["bleu"]}
         for run in record["runs"]
-        if run["row"] in RECIPES_OF_SIZES
+        if run["row"] in (*RECIPES_OF_SIZES, LONGER)
     ]
     rows += [
-        {"recipe": recipe, "pairs": 29_000, "bleu": whole["test"][split]["bleu"]} | whole["config"]
-        for recipe in RECIPES_OF_SIZES
+        {"recipe": recipe, "minutes": None, "pairs": 29_000, "seed": whole["config"]["seed"]}
+        | {"bleu": whole["test"][split]["bleu"]}
+        for recipe in RECIPES_OF_SIZES[:2]
         for whole in wholes
     ]
-    return pd.DataFrame(rows)[["recipe", "pairs", "seed", "bleu"]]
+    return pd.DataFrame(rows)
+
+
+def size_means(frame: pd.DataFrame, value: str = "bleu") -> pd.DataFrame:
+    """The means of `size_frame`'s runs: a row for a number of pairs, a column for a recipe."""
+    return frame.groupby(["pairs", "recipe"])[value].mean().unstack()
+
+
+def size_choices(frame: pd.DataFrame) -> pd.DataFrame:
+    """For each number of pairs the better recipe of two, its BLEU, and its minutes; as texts."""
+    best = size_means(frame)[["by size", "one for all"]].idxmax(axis=1)
+    rows = {
+        f"{pairs:,}": {
+            "recipe": recipe if pairs < frame["pairs"].max() else "one for all",
+            "BLEU": f"{size_means(frame)[recipe][pairs]:.1f}",
+            "minutes": f"{size_means(frame, 'minutes')[recipe][pairs]:.0f}".replace("nan", "–"),
+        }
+        for pairs, recipe in best.items()
+    }
+    return pd.DataFrame(rows).T
 
 
 def size_gains(frame: pd.DataFrame) -> pd.DataFrame:
@@ -122,7 +145,7 @@ def size_gains(frame: pd.DataFrame) -> pd.DataFrame:
 
     `spread` is the larger range of the two recipes' runs, in BLEU; the frame is `size_frame`'s.
     """
-    runs = frame.groupby(["pairs", "recipe"])["bleu"]
+    runs = frame[frame["recipe"] != "longer"].groupby(["pairs", "recipe"])["bleu"]
     means, ranges = runs.mean().unstack(), (runs.max() - runs.min()).unstack()
     gain = means["by size"] - means["one for all"]
     return pd.DataFrame({"gain": gain, "spread": ranges.max(axis=1)}).dropna()
@@ -140,19 +163,22 @@ def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     sure = gains[gains["gain"] > gains["spread"]]["gain"]
     told = [f"{gain:.1f} BLEU with {pairs:,} pairs" for pairs, gain in sure.items()]
     losses = gains[gains["gain"] < -gains["spread"]]["gain"]
-    behind = "".join(
-        f"; with {pairs:,} by size is {-gain:.1f} behind" for pairs, gain in losses.items()
+    dropped = "".join(
+        f" With {pairs:,} pairs by size was {-gain:.1f} behind, and was dropped."
+        for pairs, gain in losses.items()
     )
     x = alt.X("pairs:Q", title="training pairs (log scale)").axis(values=sizes, format=",")
     x = x.scale(domain=[0.85 * sizes[0], 1.15 * sizes[-1]], **LOG)
     y = alt.Y("bleu:Q", title="BLEU on test_2016_flickr").scale(zero=True)
     color = alt.Color("recipe:N", sort=RECIPES_OF_SIZES, title="recipe")
-    base = alt.Chart(rounded(frame)).encode(x, y, color)
+    aside = frame["recipe"].map({"longer": 1.08}).fillna(1)  # to the right of others
+    drawn = frame[["recipe", "seed", "bleu"]].assign(pairs=(frame["pairs"] * aside).round())
+    base = alt.Chart(rounded(drawn)).encode(x, y, color)
     means = base.transform_aggregate(bleu="mean(bleu)", groupby=["recipe", "pairs"])
     dots = base.mark_circle(size=50, opacity=0.75)
     return titled(
         alt.layer(means.mark_line(opacity=0.6), dots).properties(width=440, height=270),
         f"A recipe by size gains {', '.join(told)}",
         "Each point is a run with its own draw of the pairs; lines join the means. One for all is "
-        f"the preset small, which is the choice by size for all 29,000 pairs{behind}.",
+        f"the preset small. Longer: small, with as many passes as by size.{dropped}",
     )
