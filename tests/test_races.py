@@ -13,7 +13,7 @@ from test_steps_agree import Recorded
 from tiny import example_batch
 from torch.testing import assert_close
 
-from scripts.book.figures.speed import speed_frame
+from scripts.book.figures.decoding import speed_frame
 from scripts.book.records import load_record
 from scripts.ch06_training import BOS, EOS, LabelSmoothing
 from scripts.ch07_multi30k import FIXED_WIDTH, Example

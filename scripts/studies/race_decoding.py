@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from scripts.book.command import Command
-from scripts.book.figures.speed import speed_frame
+from scripts.book.figures.decoding import speed_frame
 from scripts.book.records import provenance, save_record
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch07_multi30k import pad_rows

@@ -1,0 +1,202 @@
+"""Drawings of chapter 13: what each part of a fast search saves, where its gain ends, the race."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from scripts import Late
+from scripts.book.charts import heatmap, lines, long, rounded, titled
+from scripts.book.look import GREY, LOG, PALE, PALETTE, colored
+
+alt, pd = Late("altair"), Late("pandas")
+
+GAINS = {  # title, name of the axis, caption
+    "leaving": (
+        "Small batches gain by sorting, large ones by leaving",
+        "sentences in a batch, of 64",
+        "Time of batches that stay whole, in the order of the file, over the time with the change.",
+    ),
+    "once": (
+        "Room pays more with every token, a joint product for a few rows only",
+        "tokens before (room), or rows of the step (product)",
+        "Time of torch.cat over that of a copy into its place; of three products over that of one.",
+    ),
+    "blocks": (
+        "The larger the vocabulary and the fewer we want, the more blocks save",
+        "logits in a row",
+        "Time of torch.topk over that of best_logits, for 32 rows.",
+    ),
+    "screen": (
+        "The proof costs part of what 8 bits gain",
+        "rows of the step",
+        "Time of the whole product in 32 bits over that in 8 bits, each with the search for the "
+        "largest.",
+    ),
+}
+
+
+def gains_chart(
+    name: str, gains: Mapping[str, Mapping[int, float]], control: Sequence[float]
+) -> alt.TopLevelMixin:
+    """What parts save, over a size: gains {part: {size: ratio}}, a control's ratios as a band."""
+    title, axis, caption = GAINS[name]
+    frame = long(gains, "part", "size", "ratio")
+    sizes = sorted(frame["size"].unique().tolist())
+    x = alt.X("size:Q", title=axis).scale(domain=[sizes[0], sizes[-1]], base=2, padding=12, **LOG)
+    x = x.axis(values=sizes, grid=False, format=",")
+    ends = [0.9 * min(0.9, frame["ratio"].min()), 1.1 * frame["ratio"].max()]
+    y = alt.Y("ratio:Q", title="times as fast").scale(domain=ends, **LOG)
+    y = y.axis(values=[0.25, 0.5, 1, 1.2, 1.5, 2, 3, 4, 6, 8, 16, 32, 64], format="~g")
+    order = list(frame["part"].unique())
+    color = alt.Color("part:N", sort=order, title=None)
+    band = pd.DataFrame({"ratio": [min(control)], "high": [max(control)]})
+    layers = [
+        alt.Chart(rounded(band)).mark_rect(color=PALE).encode(y, y2="high:Q"),
+        alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=GREY).encode(y),
+        alt.Chart(rounded(frame)).mark_line(point={"filled": True, "size": 45}).encode(x, y, color),
+    ]
+    drawn = alt.layer(*layers).properties(width=480, height=230)
+    return titled(drawn, title, f"{caption} Grey: the control. Below 1 the change loses.")
+
+
+def tree_chart(
+    gains: Mapping[tuple[int, int], float], control: Sequence[float]
+) -> alt.TopLevelMixin:
+    """A map over beams and lengths: how many times as long copying takes as the tree."""
+    table = pd.Series(gains).unstack(level=0)  # lengths by beams
+    titles = {"row_title": "tokens of each prefix", "column_title": "beam", "cell": (70, 36)}
+    cells = heatmap(
+        table.to_numpy() - 1,
+        [str(T) for T in table.index],
+        [str(K) for K in table.columns],
+        scheme="diverging",
+        domain=(-1, 1),
+        texts=[[f"{ratio:.2f}" for ratio in row] for row in table.to_numpy()],
+        value_title="copying / tree − 1",
+        **titles,
+    )
+    return titled(
+        cells,
+        "The tree wins for narrow beams, copying for wide ones",
+        "How many times as long copying takes as the tree. Blue: the tree is faster; brown: "
+        f"copying is. A function against itself: {min(control):.2f} to {max(control):.2f}.",
+    )
+
+
+SEARCHES = {1: "greedy", 4: "beam 4"}  # names of the beams' widths
+
+
+def rows_chart(per_step: Mapping[str, Sequence[int]]) -> alt.TopLevelMixin:
+    """The rows of each step, for a batch in which all stay and one whose rows leave."""
+    table = {way: dict(enumerate(rows, start=1)) for way, rows in per_step.items()}
+    frame = long(table, "way", "step", "rows")
+    return titled(
+        lines(frame, "step", "rows", "way", zero=True),
+        "Two rows in five belong to texts that have ended",
+        "Rows that the decoder computes at each step for 64 sentences. What lies between the "
+        "lines is computed for nothing.",
+    )
+
+
+def family_chart(
+    family: Tensor, prefixes: Sequence[str], cached: Sequence[str]
+) -> alt.TopLevelMixin:
+    """Which cached tokens (L,) each prefix (K,) descends from: family (K, L) of bool."""
+    titles = {"row_title": "prefix", "column_title": "cached tokens, in the order of their steps"}
+    return titled(
+        heatmap(family, prefixes, cached, words=("ancestor", "not"), cell=38, **titles),
+        "One memory for three prefixes",
+        "Each row is a prefix, each column a token whose keys and values are cached. A prefix "
+        "attends to its blue cells. Two columns have no blue cell: nothing descends from them, "
+        "and they stay where they are.",
+    )
+
+
+def bound_chart(rough: Tensor, exact: Tensor, error: float) -> alt.TopLevelMixin:
+    """The 14 tokens that look best, with their intervals: coarse values (V,), exact ones (V,)."""
+    shown, floor = rough.topk(14).indices, rough.max().item() - error
+    values = {"coarse": rough, "low": rough - error, "high": rough + error, "exact": exact}
+    frame = pd.DataFrame({name: value[shown].tolist() for name, value in values.items()})
+    frame["token"] = ["may win" if high >= floor else "ruled out" for high in frame["high"]]
+    frame = rounded(frame.assign(rank=range(1, len(shown) + 1)))
+    ends = [frame["low"].min() - 0.3, frame["high"].max() + 0.3]
+    scale = alt.Scale(domain=ends, nice=False)
+    x = {name: alt.X(f"{name}:Q", scale=scale) for name in ("low", "coarse", "exact", "x")}
+    x["low"] = x["low"].title("logit").axis(tickCount=8, format=".0f")
+    y = alt.Y("rank:O", title="rank by coarse value").axis(ticks=False)
+    fates = {"may win": PALETTE[0], "ruled out": "#999999"}
+    color = colored("token", fates, sort=list(fates), title=None)
+    limit = alt.Chart(pd.DataFrame({"x": [round(floor, 3)]}))
+    base = alt.Chart(frame).encode(y, color)
+    dots = base.mark_point(filled=True, size=55, opacity=1)
+    layers = [
+        limit.mark_rule(strokeDash=[4, 4]).encode(x["x"]),
+        base.mark_rule(strokeWidth=3).encode(x["low"], x2="high:Q"),
+        base.mark_tick(thickness=3, size=12).encode(x["coarse"]),
+        dots.encode(x["exact"], color=alt.value(PALETTE[1])),
+    ]
+    return titled(
+        alt.layer(*layers).properties(width=480, height=alt.Step(20)),
+        "The token that looks best needn't be the best",
+        "The tokens of one row with the largest coarse values. Upright tick: the coarse value. "
+        "Bar: where the exact value must lie. Orange dot: where it does. A bar that ends left of "
+        "the dashed line can't hold the largest: the first bar lies wholly to the right of it.",
+    )
+
+
+def speed_frame(record: dict[str, Any], sentences: int | None = None) -> pd.DataFrame:
+    """A row for each program and beam: sentences a second, BLEU, its pace against CTranslate2's.
+
+    Of the race over all the record's sentences, or over so many.
+
+    `ratio` is the median over the rounds of its speed over CTranslate2's of the same precision in
+    the same round; `lowest` and `highest` are the rounds' own.
+    """
+    sentences = sentences or record["sentences"]
+    frame = pd.DataFrame([r for r in record["reports"] if r["sentences"] == sentences])
+    seconds = frame.set_index(["program", "beam"])["seconds"]
+    ratios = []
+    for program, beam, own in zip(frame["program"], frame["beam"], frame["seconds"], strict=True):
+        rival = "CTranslate2, int8" if program.endswith("int8") else "CTranslate2, float32"
+        rounds = zip(seconds[rival, beam], own, strict=True)
+        ratios.append([theirs / ours for theirs, ours in rounds])
+    spread = pd.DataFrame(ratios, index=frame.index)
+    for column, summary in (("ratio", "median"), ("lowest", "min"), ("highest", "max")):
+        frame[column] = spread.agg(summary, axis=1).round(2)
+    return frame.drop(columns=["seconds", "sentences"])
+
+
+def race_table(record: dict[str, Any]) -> pd.DataFrame:
+    """The race of the usual searches: pace against CTranslate2's, BLEU, how many texts agree."""
+    races = {count: speed_frame(record, count) for count in (record["sentences"], 300)}
+    race = pd.concat(races, names=["sentences"]).reset_index(level=0)
+    race = race.query("program != 'ours, exact stop'")
+    spread = zip(race["ratio"], race["lowest"], race["highest"], strict=True)
+    ranges = [f"{middle:.2f} ({low:.2f} to {high:.2f})" for middle, low, high in spread]
+    race = race.assign(**{"ratio (range)": ranges, "same texts": race["same_as_ours"]})
+    shown = ["ratio (range)", "bleu", "same texts"]
+    return race.pivot(index=["sentences", "program"], columns="beam", values=shown)
+
+
+def decoding_speed_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """Sentences a second of each program, by search."""
+    frame = rounded(speed_frame(record))
+    frame["search"] = frame["beam"].map(SEARCHES)
+    order = list(dict.fromkeys(frame.sort_values("sentences_per_second")["program"]))
+    x = alt.X("sentences_per_second:Q", title="sentences a second").axis(tickCount=7)
+    x = x.scale(domain=[0, 1.1 * frame["sentences_per_second"].max()], nice=False)
+    y = alt.Y("program:N", sort=order, title=None)
+    searches = {"shorthand": "search:N", "sort": list(SEARCHES.values())}
+    base = alt.Chart(frame).encode(x, y, alt.YOffset(**searches))
+    numbers = base.mark_text(align="left", dx=4, fontSize=11)
+    numbers = numbers.encode(text=alt.Text("sentences_per_second:Q", format=",.0f"))
+    columns = base.mark_bar().encode(alt.Color(**searches, title=None))
+    return titled(
+        alt.layer(columns, numbers).properties(width=420, height=alt.Step(20)),
+        "On whole files ours keeps up with CTranslate2, in 32 bits and in 8",
+        f"Medians of five rounds on {record['sentences']:,} sentences, two threads. The exact stop "
+        "concerns only a beam. The table's spread says how sure the order is.",
+    )
