@@ -93,24 +93,22 @@ torch.set_num_threads(1)
 #
 # In double precision twins write the same tokens (`tests/test_fast_decoding.py` checks it).
 #
-# Each trick below runs alone against what it replaces, in a *duel*: two functions do the same work in turns. What counts is the ratio of their times in each round. A function against itself is the **control**: what it shows is chance.
+# Each trick below runs alone against what it replaces, in chapter 12's *duel*: how many times as long the search takes without it. A function against itself is the **control**: what it shows is chance.
 
 
 # %%
-def duel(a: Callable[[], Any], b: Callable[[], Any], rounds: int = 15) -> list[float]:
-    """How many times as long as `a` `b` takes, in each round; who begins alternates.
-
-    This thread's processor time counts: other programs' doesn't.
-    """
+def duel(before: Callable[[], Any], after: Callable[[], Any], rounds: int = 6) -> list[float]:
+    """How many times as long `before` takes as `after`, in each of the rounds; who begins alternates."""
+    before(), after()
     ratios = []
-    for number in range(-1, rounds):  # one more, which warms up
-        times = [time.thread_time()]
-        for work in (b, a) if number % 2 else (a, b):
+    for number in range(rounds):
+        times = [time.process_time()]
+        for work in (after, before) if number % 2 else (before, after):
             work()
-            times.append(time.thread_time())
-        early, late = times[1] - times[0], times[2] - times[1]
-        ratios.append(early / late if number % 2 else late / early)
-    return ratios[1:]
+            times.append(time.process_time())
+        first, second = times[1] - times[0], times[2] - times[1]
+        ratios.append(second / first if number % 2 else first / second)
+    return ratios
 
 
 # %% [markdown]
@@ -210,15 +208,11 @@ def written(
         src = pad_rows(sources[start : start + size])
         with torch.no_grad():
             cache = ShrinkingCache(trained.model, src, padding_mask(src))
-            ids, _ = write_and_leave(cache, src, 2 * src.size(1) + 10, likeliest, almost)
+            choose = lambda _, logits: greedy_choice(logits)  # noqa: E731
+            ids, _ = write_and_leave(cache, src, 2 * src.size(1) + 10, choose, almost)
         texts += [until_end(row) for row in ids.tolist()]
     hook.remove()
     return texts, steps
-
-
-def likeliest(_: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Greedy decoding's choice."""
-    return greedy_choice(logits)
 
 
 # %%
@@ -246,13 +240,13 @@ rows_chart(per_step)
 by_length = sorted(sources, key=len)
 ways = {"they leave": (sources, ALMOST), "sorted": (by_length, 0), "both": (by_length, ALMOST)}
 gains = {name: {} for name in ways}
-for size in (4, 8, 16, 32, 64):
+for size in (4, 16, 64):
     neither = partial(written, trained, sources, size, 0)
     for name, (rows, almost) in ways.items():
-        gains[name][size] = median(duel(partial(written, trained, rows, size, almost), neither, 5))
-assert gains["sorted"][8] > gains["they leave"][8]
+        gains[name][size] = median(duel(neither, partial(written, trained, rows, size, almost), 4))
+assert gains["sorted"][4] > gains["they leave"][4]
 assert gains["they leave"][64] > max(1.05, gains["sorted"][64])
-gains_chart("leaving", gains, duel(neither, neither, 5))
+gains_chart("leaving", gains, duel(neither, neither))
 
 # %% [markdown]
 # Both together are worth about as much as the better of the two: in a sorted batch texts end together, and few are left to leave. With 64 sentences in a batch there is nothing to sort.
@@ -269,15 +263,16 @@ gains_chart("leaving", gains, duel(neither, neither, 5))
 # NBVAL_IGNORE_OUTPUT
 parts, joint = [nn.Linear(256, 256).float() for _ in range(3)], nn.Linear(256, 768).float()
 past, new = torch.randn(2, 32, 8, 257, 32).float().split([256, 1], dim=3)
+MANY = 25  # rounds, for work of microseconds
 gains = {"one product of three": {}, "room for the next token": {}}
 with torch.no_grad():
     for n in (1, 4, 16, 64, 256):
         x, old = torch.randn(n, 256).float(), past[..., :n, :]
         apart = partial(lambda x: [part(x) for part in parts], x)
-        gains["one product of three"][n] = median(duel(partial(joint, x), apart))
+        gains["one product of three"][n] = median(duel(apart, partial(joint, x), MANY))
         room, longer = partial(past[..., :1, :].copy_, new), partial(torch.cat, (old, new), 3)
-        gains["room for the next token"][n] = median(duel(room, longer))
-    control = duel(apart, apart)
+        gains["room for the next token"][n] = median(duel(longer, room, MANY))
+    control = duel(apart, apart, MANY)
 assert gains["room for the next token"][256] > 4
 gains_chart("once", gains, control)
 
@@ -315,17 +310,12 @@ class FamilyTree:
 
 # %%
 tree, cached = FamilyTree(sources=1), []
-steps = [  # tokens read; then, for each survivor, which of these prefixes it continues
-    (["<s>"], [0, 0, 0]),
-    (["the", "a", "one"], [1, 0, 0]),
-    (["dog", "dog", "hound"], [0, 0, 2]),
-    (["sleeps", "is", "sleeps"], None),
-]
-for tokens, origin in steps:
-    tree.enter(len(tokens))
-    cached += tokens
-    if origin is not None:
-        tree.follow(torch.tensor([origin]))
+steps = {"<s>": [0, 0, 0], "the a one": [1, 0, 0], "dog dog hound": [0, 0, 2]}
+steps |= {"sleeps is sleeps": [0, 1, 2]}
+for tokens, origin in steps.items():  # origin: which of these prefixes each survivor continues
+    tree.enter(len(tokens.split()))
+    cached += tokens.split()
+    tree.follow(torch.tensor([origin]))
 family = tree.ancestors[0]  # (3, 10)
 pasts = [" ".join(cached[i] for i in row.nonzero().squeeze(1)) for row in family]
 print(*pasts, sep="\n")
@@ -362,11 +352,11 @@ for T in (8, 16, 32, 64):
         tree, stay = FamilyTree(sources=2), torch.arange(K).expand(2, K)
         tree.ancestors = torch.eye(K, dtype=torch.bool).repeat(1, T).expand(2, K, T * K)
         shared = past.permute(0, 1, 3, 4, 2, 5).flatten(3, 4).contiguous()  # (2, B, H, T·K, d_k)
-        ways = partial(by_tree, shared, query, tree, stay), partial(by_copying, past, query, stay)
+        ways = partial(by_copying, past, query, stay), partial(by_tree, shared, query, tree, stay)
         torch.testing.assert_close(ways[0](), ways[1]())
-        gains[K, T] = median(duel(*ways))
+        gains[K, T] = median(duel(*ways, MANY))
 assert gains[4, 64] > 1.1 and gains[32, 64] < 0.9
-tree_chart(gains, duel(ways[0], ways[0]))
+tree_chart(gains, duel(ways[0], ways[0], MANY))
 
 # %% [markdown]
 # With a beam of 4 the tree wins at any length; with 32 the products of strangers cost more than the copies. (The C of [`scripts/fast/kernels.c`](../scripts/fast/kernels.c) skips strangers' keys.)
@@ -423,10 +413,10 @@ for V in (2**power for power in range(9, 17)):
     logits = torch.randn(32, V).float()
     for k in (1, 8, 64):
         if k * BLOCK <= V:
-            ways = partial(best_logits, logits, k), partial(logits.topk, k)
-            gains[f"the {k} largest"][V] = median(duel(*ways))
+            ways = partial(logits.topk, k), partial(best_logits, logits, k)
+            gains[f"the {k} largest"][V] = median(duel(*ways, MANY))
 assert gains["the 8 largest"][512] < 0.8 and gains["the 8 largest"][65536] > 1.5
-gains_chart("blocks", gains, duel(ways[1], ways[1]))
+gains_chart("blocks", gains, duel(ways[0], ways[0], MANY))
 
 # %% [markdown]
 # ## Few bits propose, a bound decides
@@ -541,8 +531,8 @@ with torch.inference_mode():
         whole = partial(lambda x: best_logits(layer(x), 1)[1].squeeze(1), rows)
         alone = partial(lambda x: best_logits(screen.coarse(x), 1), rows)
         assert screen.largest(rows).equal(whole())
-        gains["8 bits alone"][N] = median(duel(alone, whole))
-        gains["8 bits and proof"][N] = median(duel(partial(screen.largest, rows), whole))
+        gains["8 bits alone"][N] = median(duel(whole, alone))
+        gains["8 bits and proof"][N] = median(duel(whole, partial(screen.largest, rows)))
     control = duel(whole, whole)
 assert gains["8 bits and proof"][256] > 1.2 or not torch.cpu._is_vnni_supported()
 gains_chart("screen", gains, control)
@@ -578,21 +568,12 @@ print(f"BLEU in 8 bits − in 32: from {change.min():+.2f} to {change.max():+.2f
 # Here is a phrase book for which that rule fails, with a beam of 2 and α = 0. **Predict.** Which text is the best of all? Does the beam drop it?
 
 # %%
-LATE: dict[str, dict[str, float]] = {
-    START: {"so": 0.45, END: 0.40, "no": 0.15},
-    "so": {"be": 1.0},
-    "be": {"it": 1.0},
-    "it": {END: 1.0},
-    "no": {END: 1.0},
-}
-
-# %%
-found, steps = beam_by_hand(LATE, beam=2)
-print("found:", [(" ".join(words), round(p, 2)) for words, p in found])
+phrases = {START: {"so": 0.45, END: 0.40, "no": 0.15}, "so": {"be": 1.0}, "be": {"it": 1.0}}
+phrases |= {"it": {END: 1.0}, "no": {END: 1.0}}
+ended, steps = beam_by_hand(phrases, beam=2)
 (words, p), *_ = steps[-1][2]  # the prefixes when it stopped
-print("still being written:", " ".join(words), f"({p:.2f})")
-best_text, best_p = every_sentence(LATE)[0]
-print("best of all:", " ".join(best_text), f"({best_p:.2f})")
+print("ended:", ended, " still being written:", words, p)
+print("best of all:", every_sentence(phrases)[0])
 
 # %% [markdown]
 # The beam never dropped the best text: it stopped too early. An unfinished prefix has a log-probability $s \le 0$. What follows can only lower it, and the divisor $T^\alpha$ is largest at the length limit. So no text that begins with this prefix can score above
@@ -643,10 +624,6 @@ race_table(timed)
 
 # %%
 alone = pd.DataFrame(timed["one_at_a_time"]).set_index(["program", "beam"])
-waits = alone["p50"].unstack()  # programs by beam
-for bits in ("float32", "int8"):
-    ratio = waits.loc[f"ours, {bits}"] / waits.loc[f"CTranslate2, {bits}"]
-    print(f"{bits}: {ratio[1]:.1f} times as long as CTranslate2 greedy, {ratio[4]:.1f} with a beam")
 alone[["p50", "p99"]].round().astype(int).unstack()
 
 # %% [markdown]
