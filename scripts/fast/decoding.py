@@ -20,7 +20,15 @@ from scripts.ch11_where_the_time_goes import suits_onednn
 from scripts.ch12_going_fast import Layout
 from scripts.ch13_decoding_fast import BLOCK, FamilyTree, Screen
 from scripts.fast.fast import FAST, FastPath
-from scripts.fast.kernels import Layers, Map, attend, round_rows, scale_sums
+from scripts.fast.kernels import (
+    MOST_ROWS_OF_BYTES,
+    Layers,
+    Map,
+    attend,
+    multiplies_bytes,
+    round_rows,
+    scale_sums,
+)
 
 PATH = FastPath(replace(FAST, compiled=False))  # its C is for many rows, and gradients
 FEW = 32  # rows: below, PyTorch's plain product is faster than oneDNN's, which has more to set up
@@ -150,8 +158,9 @@ def exact_in_8_bits() -> bool:
 
 
 def fast_in_8_bits() -> bool:
-    """Whether they are fast, too: without AVX512-VNNI they take far longer than in 32 bits."""
-    return torch.cpu._is_vnni_supported() and exact_in_8_bits()
+    """Whether they are fast, too: by AVX512-VNNI in PyTorch, or by AVX2 in our C."""
+    in_c = multiplies_bytes() > MOST_ROWS_OF_BYTES
+    return in_c or (torch.cpu._is_vnni_supported() and exact_in_8_bits())
 
 
 class PreparedModel:
