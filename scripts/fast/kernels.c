@@ -8,12 +8,19 @@
 
 #define MOST_WIDE 16 /* times 16 numbers in a head */
 
-typedef float eight __attribute__((vector_size(32)));
-typedef float four __attribute__((vector_size(16)));
+typedef float four __attribute__((vector_size(16), aligned(4)));
+typedef float eight __attribute__((vector_size(32), aligned(4)));
+#ifdef __AVX512F__ /* as many numbers as one instruction takes: of more, compilers make slow code */
+#define LANE 16
+typedef sixteen lane;
+#else
+#define LANE 8
+typedef eight lane;
+#endif
 
-static inline float sum_of(sixteen x) {
-    eight y = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
-              __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+static inline float sum_of(const lane *x) {
+    eight y = *(const eight *)x;
+    if (LANE == 16) y += *((const eight *)x + 1);
     four z = __builtin_shufflevector(y, y, 0, 1, 2, 3) + __builtin_shufflevector(y, y, 4, 5, 6, 7);
     z += __builtin_shufflevector(z, z, 2, 3, 0, 1);
     return z[0] + z[1];
@@ -24,24 +31,25 @@ static inline __attribute__((always_inline)) void look(
     const float *q, const float *k, const float *v, const int32_t *at, int64_t n, int64_t w,
     float scale, float *out) {
     float score[n], most = -INFINITY, sum = 0;
-    sixteen mean[MOST_WIDE];
+    lane mean[MOST_WIDE * 16 / LANE];
+    const int64_t d = 16 * w;
     for (int64_t l = 0; l < n; l++) {
-        const float *key = k + at[l] * 16 * w;
-        sixteen product = *(const sixteen *)q * *(const sixteen *)key;
-        for (int64_t i = 1; i < w; i++)
-            product += *(const sixteen *)(q + 16 * i) * *(const sixteen *)(key + 16 * i);
-        score[l] = scale * sum_of(product);
+        const float *key = k + at[l] * d;
+        lane product = *(const lane *)q * *(const lane *)key;
+        for (int64_t i = LANE; i < d; i += LANE)
+            product += *(const lane *)(q + i) * *(const lane *)(key + i);
+        score[l] = scale * sum_of(&product);
         most = score[l] > most ? score[l] : most;
     }
     _Pragma("omp simd reduction(+ : sum)") for (int64_t l = 0; l < n; l++) {
         score[l] = exponential(score[l] - most);
         sum += score[l];
     }
-    for (int64_t i = 0; i < w; i++) mean[i] = (sixteen){0};
+    for (int64_t i = 0; i < d / LANE; i++) mean[i] = (lane){0};
     for (int64_t l = 0; l < n; l++)
-        for (int64_t i = 0; i < w; i++)
-            mean[i] += score[l] * *(const sixteen *)(v + at[l] * 16 * w + 16 * i);
-    for (int64_t i = 0; i < w; i++) *(sixteen *)(out + 16 * i) = mean[i] / sum;
+        for (int64_t i = 0; i < d / LANE; i++)
+            mean[i] += score[l] * *(const lane *)(v + at[l] * d + i * LANE);
+    for (int64_t i = 0; i < d / LANE; i++) *(lane *)(out + i * LANE) = mean[i] / sum;
 }
 
 /* Keys and values (layers, B, H, L, 16·w) by strides, and which of them may be seen. */
