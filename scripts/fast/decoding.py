@@ -78,13 +78,17 @@ class Packed8(Packed):
     def __init__(self, *linears: nn.Linear):
         whole, self.units = round_rows(torch.cat([linear.weight.detach() for linear in linears]))
         self.bias = torch.cat([linear.bias.detach() for linear in linears])  # (F,)
-        self.table = whole.T  # (D, F)
-        self.few = Map(self.table, self.bias, self.units)
+        self.few = Map(whole.T, self.bias, self.units)
+        # Without VNNI PyTorch's products of bytes are slow, or overflow: those of floats aren't.
+        self.table = whole.T if torch.cpu._is_vnni_supported() else whole.T.float()  # (D, F)
 
     def many(self, x: Tensor, norm: nn.Module | None, more: Tensor | None, relu: bool) -> Tensor:
         """As in `Packed`; the sums of integers are exact."""
         whole, unit = round_rows(x, norm)
-        sums = torch._int_mm(whole, self.table)  # (N, F)
+        if self.table.dtype == torch.int8:
+            sums = torch._int_mm(whole, self.table)  # (N, F)
+        else:
+            sums = (whole.float() @ self.table).int()
         return scale_sums(sums, unit, self.units, self.bias, more, relu)
 
 
@@ -146,21 +150,9 @@ class PreparedLayer:
         return PATH.norm(self.after[-1], self.contract(widened, more=x))
 
 
-@functools.cache
-def exact_in_8_bits() -> bool:
-    """Whether this machine's products of 8-bit integers are exact, even in the worst case."""
-    ones = torch.ones(64, 64, dtype=torch.int8)
-    try:
-        sums = [torch._int_mm(a * ones, b * ones) for a in (127, -127) for b in (127, -127)]
-    except (AttributeError, RuntimeError):
-        return False
-    return all((x.abs() == 127 * 127 * 64).all() for x in sums)
-
-
 def fast_in_8_bits() -> bool:
-    """Whether they are fast, too: by AVX512-VNNI in PyTorch, or by AVX2 in our C."""
-    in_c = multiplies_bytes() > MOST_ROWS_OF_BYTES
-    return in_c or (torch.cpu._is_vnni_supported() and exact_in_8_bits())
+    """Whether products of bytes are fast: by AVX512-VNNI in PyTorch, or by AVX2 in our C."""
+    return torch.cpu._is_vnni_supported() or multiplies_bytes() > MOST_ROWS_OF_BYTES
 
 
 class PreparedModel:
