@@ -26,7 +26,7 @@ GAINS = {  # title, name of the axis, caption
         "Time of torch.cat over that of a copy into its place; of three products over that of one.",
     ),
     "blocks": (
-        "The larger the vocabulary and the fewer we want, the more blocks save",
+        "Blocks save more in a large vocabulary, and the fewer we want",
         "logits in a row",
         "Time of torch.topk over that of best_logits, for 32 rows.",
     ),
@@ -73,20 +73,12 @@ def tree_chart(
 ) -> alt.TopLevelMixin:
     """A map over beams and lengths: how many times as long copying takes as the tree."""
     low, *_, high = quantiles(control, n=10)
-    table = pd.Series(gains).unstack(level=0)  # lengths by beams
-    titles = {"row_title": "tokens of each prefix", "column_title": "beam", "cell": (70, 36)}
-    cells = heatmap(
-        table.to_numpy() - 1,
-        [str(T) for T in table.index],
-        [str(K) for K in table.columns],
-        scheme="diverging",
-        domain=(-1, 1),
-        texts=[[f"{ratio:.2f}" for ratio in row] for row in table.to_numpy()],
-        value_title="copying / tree − 1",
-        **titles,
-    )
+    table = pd.Series(gains).unstack(level=0).round(2)  # lengths by beams
+    look = {"scheme": "diverging", "domain": (-1, 1), "cell": (70, 36), "value_title": "ratio − 1"}
+    look |= {"row_title": "tokens of each prefix", "column_title": "beam"}
+    ratios = table.to_numpy()
     return titled(
-        cells,
+        heatmap(ratios - 1, table.index, table.columns, texts=ratios.astype(str), **look),
         "The tree wins for narrow beams, copying for wide ones",
         "How many times as long copying takes as the tree. Blue: the tree is faster; brown: "
         f"copying is. A function against itself: {low:.2f} to {high:.2f} in eight of ten rounds.",
@@ -182,7 +174,8 @@ def race_table(record: dict[str, Any]) -> pd.DataFrame:
     race = pd.concat(races, names=["sentences"]).reset_index(level=0)
     race = race.query("program != 'ours, exact stop'")
     names = {"sentences_per_second": "a second", "bleu": "BLEU", "same_as_ours": "same texts"}
-    race = race.rename(columns=names).round({"a second": 0}).astype({"a second": int})
+    race = race.rename(columns=names).astype({"same texts": str})
+    race["a second"] = race["a second"].map("{:,.0f}".format)
     return race.pivot(index=["sentences", "program"], columns="beam", values=list(names.values()))
 
 
