@@ -93,7 +93,7 @@ torch.set_num_threads(1)
 #
 # In double precision twins write the same tokens (`tests/test_fast_decoding.py` checks it).
 #
-# Each trick below runs alone against what it replaces, in chapter 12's *duel*: how many times as long the search takes without it. A function against itself is the **control**: what it shows is chance.
+# Each trick below runs alone against what it replaces, in chapter 12's *duel*: how many times as long the search takes without it. The **control** is a function against itself: what it shows is chance.
 
 
 # %%
@@ -112,6 +112,11 @@ def duel(before: Callable[[], Any], after: Callable[[], Any], rounds: int = 6) -
 
 
 MANY = 25  # rounds, for work of microseconds
+
+
+def control(work: Callable[[], Any], rounds: int = MANY) -> list[float]:
+    """Medians of five duels of a function against itself: what chance does."""
+    return [median(duel(work, work, rounds)) for _ in range(5)]
 
 
 # %% [markdown]
@@ -248,8 +253,9 @@ for size in (4, 16, 64):
     for name, (rows, almost) in ways.items():
         gains[name][size] = median(duel(neither, partial(written, trained, rows, size, almost)))
 leaving, ordering, _ = gains.values()
-assert ordering[4] + ordering[16] > leaving[4] + leaving[16] and leaving[64] > ordering[64] + 0.05
-gains_chart("leaving", gains, duel(neither, neither))
+assert ordering[4] > 1.03 and leaving[64] > 1.1
+assert ordering[4] / leaving[4] > ordering[64] / leaving[64] + 0.1
+gains_chart("leaving", gains, control(neither, rounds=6))
 
 # %% [markdown]
 # Together they are worth little more than the better one: in a sorted batch texts end together, and few can leave. A batch of all 64 can't be sorted.
@@ -274,10 +280,10 @@ with torch.no_grad():
         gains["one product of three"][n] = median(duel(apart, partial(joint, x), MANY))
         room, longer = partial(past[..., :1, :].copy_, new), partial(torch.cat, (old, new), 3)
         gains["room for the next token"][n] = median(duel(longer, room, MANY))
-    control = duel(apart, apart, MANY)
+    chance = control(apart)
 joint_gains, room_gains = gains.values()
 assert joint_gains[1] > joint_gains[256] and room_gains[256] > 4 > room_gains[1]
-gains_chart("once", gains, control)
+gains_chart("once", gains, chance)
 
 # %% [markdown]
 # Three products of one row are three calls that do almost nothing. Of many rows multiplying takes the time, and that is the same: training has thousands.
@@ -358,7 +364,7 @@ for T in (8, 16, 32, 64):
         torch.testing.assert_close(ways[0](), ways[1]())
         gains[K, T] = median(duel(*ways, MANY))
 assert gains[4, 64] > 1.1 and gains[32, 64] < 0.9
-tree_chart(gains, duel(ways[0], ways[0], MANY))
+tree_chart(gains, control(ways[0]))
 
 # %% [markdown]
 # With a beam of 4 the tree wins at any length. With 32 the products of strangers cost more than copies, the more so the longer the text. (`attend` in [`kernels.c`](../scripts/fast/kernels.c) skips strangers' keys.)
@@ -420,7 +426,7 @@ for V in (2**power for power in range(9, 17)):
 assert gains["the largest 8"][512] < 0.8 and gains["the largest 8"][65536] > 1.5
 few, some, many = (ratios[8192] for ratios in gains.values())
 assert few > some > many
-gains_chart("blocks", gains, duel(ways[0], ways[0], MANY))
+gains_chart("blocks", gains, control(ways[0]))
 
 # %% [markdown]
 # Each of the k blocks is opened, so many of them leave little to save. A beam of 4 wants 8 of 8,192.
@@ -538,11 +544,11 @@ with torch.inference_mode():
         gains["8 bits alone"][N] = median(duel(whole, alone, MANY))
         proved = partial(screen.largest, rows)
         gains["8 bits and proof"][N] = median(duel(whole, proved, MANY))
-    control = duel(whole, whole, MANY)
+    chance = control(whole)
 alone, proved = gains.values()
-assert sum(alone.values()) > sum(proved.values())
-assert proved[256] > 1.2 or not torch.cpu._is_vnni_supported()
-gains_chart("screen", gains, control)
+if torch.cpu._is_vnni_supported():
+    assert sum(alone.values()) > sum(proved.values()) and proved[256] > 1.2
+gains_chart("screen", gains, chance)
 
 # %% [markdown]
 # The proof takes a dozen small calls, which weigh less beside a product of many rows. Only greedy search can use the bound: a beam needs every logit, for the log-sum-exp.
