@@ -93,7 +93,7 @@ torch.set_num_threads(1)
 #
 # In double precision twins write the same tokens (`tests/test_fast_decoding.py` checks it).
 #
-# Each trick below runs alone against what it replaces, in chapter 12's *duel*: how many times as long the search takes without it. The **control** is a function against itself: what it shows is chance.
+# Each trick runs alone against what it replaces, in chapter 12's *duel*: how many times as long the work takes without it. The **control** is a function against itself: what it shows is chance.
 
 
 # %%
@@ -619,7 +619,7 @@ pace_chart(timed)
 race_table(timed)
 
 # %% [markdown]
-# In 8 bits 4 to 6 texts in a hundred change (*same texts*: as ours in 32 bits), and BLEU by less than 0.2.
+# In 8 bits 4 to 6 of our texts in a hundred change (*same texts*: as in 32), and our BLEU by less than 0.2.
 #
 # **One sentence at a time**, all weights are read for one row, or four, and each call from Python costs as much as a small product. So steps of few rows take another path: one call of [C](../scripts/fast/kernels.py) runs all layers of the decoder. Milliseconds for a sentence, on one thread (p50 is the median of 200 sentences; one in a hundred takes longer than p99):
 

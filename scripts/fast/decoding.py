@@ -172,11 +172,10 @@ class PreparedModel:
     @functools.cached_property
     def screen(self) -> Screen | None:
         """What finds the likeliest token quickly, if the table is large and 8 bits are fast."""
-        V = len(self.generator.proj.weight)
-        suits = self.precision == "float32" and self.vocabulary.onednn and fast_in_8_bits()
-        if not suits or V < 4096 or V % BLOCK:
-            return None
-        return Screen(self.generator.proj, Packed8(self.generator.proj))
+        table, suits = self.generator.proj, self.precision == "float32" and fast_in_8_bits()
+        V = len(table.weight)
+        fits = suits and self.vocabulary.onednn and V >= 4096 and V % BLOCK == 0
+        return Screen(table, Packed8(table)) if fits else None
 
     def modules(self) -> list[nn.Module]:
         """The model's parts, which `dropout_off` asks for."""

@@ -32,8 +32,7 @@ GAINS = {  # title, name of the axis, caption
     "screen": (
         "With a proof 8 bits save less than alone",
         "rows of the step",
-        "Time of the whole product in 32 bits over that in 8 bits, each with the search for the "
-        "largest.",
+        "Time of the product in 32 bits, and finding its largest, over the same in 8 bits.",
     ),
 }
 
@@ -142,8 +141,6 @@ def bound_chart(rough: Tensor, exact: Tensor, error: float) -> alt.TopLevelMixin
 def speed_frame(record: dict[str, Any], sentences: int | None = None) -> pd.DataFrame:
     """A row for each program and beam: sentences a second, BLEU, its pace against CTranslate2's.
 
-    Of the race over all the record's sentences, or over so many.
-
     `ratio` is the median over the rounds of its speed over CTranslate2's of the same precision in
     the same round; `lowest` and `highest` are the rounds' own.
     """
@@ -176,8 +173,7 @@ def pace_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     races = {f"{n:,} sentences": speed_frame(record, n) for n in (record["sentences"], 300)}
     frame = pd.concat(races, names=["race"]).reset_index(level=0)
     frame = frame[frame["program"].isin(["ours, float32", "ours, int8"])]
-    precision = frame["program"].str.removeprefix("ours, ")
-    frame = frame.assign(duel=precision + ", " + frame["beam"].map(SEARCHES))
+    frame["duel"] = frame["program"].str[len("ours, ") :] + ", " + frame["beam"].map(SEARCHES)
     slower = frame.loc[frame["ratio"] < 1, ["race", "duel"]].values.tolist()
     assert slower == [["300 sentences", "float32, greedy"]] and frame["highest"].min() < 1
     color = alt.Color("race:N", sort=list(races), title=None)
