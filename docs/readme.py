@@ -146,7 +146,7 @@ def speed_table():
 
 def decoding_table():
     """Chapter 13's race: sentences a second, and our speed over CTranslate2's, round by round."""
-    from scripts.book.figures.speed import speed_frame
+    from scripts.book.figures.decoding import speed_frame
     from scripts.book.records import load_record
 
     race = load_record("decoding-speed")
@@ -197,7 +197,7 @@ def results_in_brief():
 
 def speed_in_brief():
     """Other programs' time over ours: a training step in 16 bits, a test set in 32 bits."""
-    from scripts.book.figures.speed import speed_frame
+    from scripts.book.figures.decoding import speed_frame
     from scripts.book.records import load_record
 
     training = load_record("speed-peers")["reports"]

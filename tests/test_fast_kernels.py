@@ -1,6 +1,8 @@
 """The compiled functions do what PyTorch's do, and nothing needs them; decoding in few bits."""
 
 import copy
+import ctypes
+import itertools
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -19,15 +21,15 @@ from scripts.ch06_training import BOS, EOS, PAD
 from scripts.ch07_multi30k import source_ids
 from scripts.core.models import load_model
 from scripts.corpora.load import load_corpus
-from scripts.fast import compiled, kernels, translating
+from scripts.fast import compiled, decoding, kernels, translating
 from scripts.fast.decoding import (
     PACKED,
     CachedDecoding,
+    Packed8,
     PreparedModel,
-    exact_in_8_bits,
     fast_in_8_bits,
 )
-from scripts.fast.kernels import Layers
+from scripts.fast.kernels import Layers, round_rows
 from scripts.fast.translating import DecodeOptions, decode_ids, prepared, translate
 
 
@@ -119,6 +121,25 @@ def test_products_of_fewer_bits_are_near(way, precision, sizes):
                 assert precision != "int8" or product.equal(packed.many(x, norm, addend, relu))
 
 
+def test_products_of_bytes_are_exact_on_a_processor_with_avx2_alone(tmp_path, monkeypatch):
+    """Even those of the largest numbers, whose sums don't fit into 16 bits."""
+    if compiled.loaded("kernels") is None or torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        pytest.skip("no compiler, or a processor without AVX2")
+    flags = [flag.replace("native", "x86-64-v3") for flag in compiled.FLAGS]
+    monkeypatch.setattr(compiled, "FLAGS", flags)
+    library = ctypes.CDLL(compiled.built("kernels", tmp_path))
+    monkeypatch.setattr(compiled, "loaded", lambda name: library)
+    linear = nn.Linear(64, 48, bias=True).requires_grad_(False)
+    linear.weight[:16] = 1.0
+    x = torch.randn(45, 64)
+    x[:5], x[5:9] = 1.0, -1.0
+    packed, ((whole_w, units), (whole, unit)) = Packed8(linear), map(round_rows, (linear.weight, x))
+    exact = unit.unsqueeze(1) * units * (whole.double() @ whole_w.double().T) + linear.bias
+    for rows in (1, 6, 45):
+        assert packed.few.takes(x[:rows])
+        torch.testing.assert_close(packed(x[:rows]).double(), exact[:rows])
+
+
 @pytest.mark.parametrize(
     ("precision", "norm_first"), [("float32", True), ("float32", False), ("int8", True)]
 )
@@ -149,7 +170,7 @@ def test_a_decoder_in_one_call_is_its_layers(precision, norm_first):
             L += 3
     past = ways[0].past
     assert not many.few.takes(x, past)
-    assert few.few.takes(x, past) == (precision == "float32" or kernels.multiplies_bytes())
+    assert few.few.takes(x, past) == (precision == "float32" or kernels.multiplies_bytes() > 0)
 
 
 # Decoding in few bits
@@ -157,8 +178,6 @@ def test_a_decoder_in_one_call_is_its_layers(precision, norm_first):
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_fewer_bits_write_nearly_the_same_texts(trained, rows, beam, monkeypatch):
-    if not exact_in_8_bits():
-        pytest.fail("no exact product of 8-bit integers here")
     monkeypatch.setattr(translating, "fast_in_8_bits", lambda: True)  # or it is refused
     texts = (
         decode_ids(trained, rows, DecodeOptions(beam=beam, precision=precision))
@@ -170,16 +189,18 @@ def test_fewer_bits_write_nearly_the_same_texts(trained, rows, beam, monkeypatch
 def test_auto_takes_what_the_machine_has(monkeypatch):
     """Exact products can be slow ones: then the screen, too, would cost more than it saves."""
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    auto = DecodeOptions(precision="auto")
-    for vnni in (True, False):
+    auto, bits = DecodeOptions(precision="auto"), DecodeOptions(precision="int8")
+    for vnni, rows in itertools.product((True, False), (0, 32, 1000)):
         monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda vnni=vnni: vnni)
-        assert fast_in_8_bits() == (vnni and exact_in_8_bits())
-        assert auto.precision_on(cpu) == ("int8" if fast_in_8_bits() else "float32")
+        monkeypatch.setattr(decoding, "multiplies_bytes", lambda rows=rows: rows)
+        fast = rows > 32 or vnni
+        assert fast_in_8_bits() == fast
+        assert auto.precision_on(cpu) == ("int8" if fast else "float32")
         assert auto.precision_on(gpu) == "float32"
         assert replace(auto, sample=True).precision_on(cpu) == "float32"
-    for device in (cpu, gpu):
-        with pytest.raises(ValueError, match=f"{device} has no .*: use --precision auto"):
-            DecodeOptions(precision="int8").precision_on(device)
+        for device in (cpu, gpu) if not fast else (gpu,):
+            with pytest.raises(ValueError, match=f"{device} .*: use --precision auto"):
+                bits.precision_on(device)
     assert DecodeOptions().precision_on(cpu) == "float32"  # the library's default is exact
 
 

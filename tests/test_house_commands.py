@@ -111,7 +111,7 @@ def assert_one_line(capsys, message):
         ("translate", ["x", "--input", "y"], "either texts or --input"),
         ("translate", ["--input", "no/such/file"], "can't read 'no/such/file'"),
         ("translate", ["x", "--top_p", "0.5"], "add --sample"),
-        ("translate", ["x", "--precision", "int8"], "AVX512-VNNI): use --precision auto"),
+        ("translate", ["x", "--precision", "int8"], "AVX2 and a C compiler: use --precision auto"),
         ("evaluate", ["--split", "proof"], "multi30k has no split 'proof': choose from train, "),
         ("export", [], "required: folder"),
         ("export", ["file"], "can't write to file/onnx"),
@@ -120,7 +120,7 @@ def assert_one_line(capsys, message):
 )
 def test_commands_say_mistakes_of_their_own(name, argv, message, capsys, monkeypatch, tmp_path):
     """Before anything is translated or written."""
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    monkeypatch.setattr("scripts.fast.translating.fast_in_8_bits", lambda: False)
     monkeypatch.setattr("scripts.evaluate.load_corpus", lambda *named: {"train": [], "val": []})
     monkeypatch.chdir(tmp_path)
     Path("file").touch()

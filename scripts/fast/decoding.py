@@ -6,8 +6,7 @@ step; a beam's prefixes share one cache, and a family tree says which entries ea
 """
 
 import functools
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +17,18 @@ from torch import Tensor, nn
 from scripts.ch03_embeddings_and_positions import check_length
 from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, EncoderLayer
 from scripts.ch12_going_fast import Layout
-from scripts.ch13_decoding_fast import BLOCK, FamilyTree, best_logits, in_8_bits
+from scripts.ch13_decoding_fast import BLOCK, FamilyTree, Screen
 from scripts.core.products import suits_onednn
 from scripts.fast.fast import FAST, FastPath
-from scripts.fast.kernels import Layers, Map, attend, round_rows, scale_sums
+from scripts.fast.kernels import (
+    MOST_ROWS_OF_BYTES,
+    Layers,
+    Map,
+    attend,
+    multiplies_bytes,
+    round_rows,
+    scale_sums,
+)
 
 PATH = FastPath(replace(FAST, compiled=False))  # its C is for many rows, and gradients
 FEW = 32  # rows: below, PyTorch's plain product is faster than oneDNN's, which has more to set up
@@ -71,13 +78,17 @@ class Packed8(Packed):
     def __init__(self, *linears: nn.Linear):
         whole, self.units = round_rows(torch.cat([linear.weight.detach() for linear in linears]))
         self.bias = torch.cat([linear.bias.detach() for linear in linears])  # (F,)
-        self.table = whole.T  # (D, F)
-        self.few = Map(self.table, self.bias, self.units)
+        self.few = Map(whole.T, self.bias, self.units)
+        # Without VNNI PyTorch's products of bytes are slow, or overflow: those of floats aren't.
+        self.table = whole.T if torch.cpu._is_vnni_supported() else whole.T.float()  # (D, F)
 
     def many(self, x: Tensor, norm: nn.Module | None, more: Tensor | None, relu: bool) -> Tensor:
         """As in `Packed`; the sums of integers are exact."""
         whole, unit = round_rows(x, norm)
-        sums = torch._int_mm(whole, self.table)  # (N, F)
+        if self.table.dtype == torch.int8:
+            sums = torch._int_mm(whole, self.table)  # (N, F)
+        else:
+            sums = (whole.float() @ self.table).int()
         return scale_sums(sums, unit, self.units, self.bias, more, relu)
 
 
@@ -139,61 +150,9 @@ class PreparedLayer:
         return PATH.norm(self.after[-1], self.contract(widened, more=x))
 
 
-@functools.cache
-def exact_in_8_bits() -> bool:
-    """Whether this machine's products of 8-bit integers are exact, even in the worst case."""
-    ones = torch.ones(64, 64, dtype=torch.int8)
-    try:
-        sums = [torch._int_mm(a * ones, b * ones) for a in (127, -127) for b in (127, -127)]
-    except (AttributeError, RuntimeError):
-        return False
-    return all((x.abs() == 127 * 127 * 64).all() for x in sums)
-
-
 def fast_in_8_bits() -> bool:
-    """Whether they are fast, too: without AVX512-VNNI they take far longer than in 32 bits."""
-    return torch.cpu._is_vnni_supported() and exact_in_8_bits()
-
-
-class Screen:
-    """Finds the largest of a linear map's outputs: 8 bits propose, a bound decides (chapter 13)."""
-
-    def __init__(self, linear: nn.Linear):
-        self.weight, self.bias = linear.weight.detach(), linear.bias.detach()  # (V, D), (V,)
-        whole, self.unit = in_8_bits(self.weight)
-        self.table = whole.to(torch.int8).T  # (D, V)
-        self.lost = (self.weight - self.unit * whole).norm(dim=1).max().item()  # ‖w − ŵ‖ at most
-        self.size = (self.unit * whole).norm(dim=1).max().item()  # ‖ŵ‖ at most
-
-    def roughly(self, x: Tensor) -> tuple[Tensor, float, Tensor]:
-        """x (N, D) to coarse outputs: integers (N, V), their unit, how wrong they may be (N,)."""
-        whole, grid = in_8_bits(x)
-        error = x.norm(dim=1) * self.lost + (x - grid * whole).norm(dim=1) * self.size
-        unit = grid * self.unit
-        rough = torch._int_mm(whole.to(torch.int8), self.table)  # (N, V)
-        rough += (self.bias / unit).round_().to(torch.int32)  # off by at most half a unit
-        return rough, unit, 1.001 * error + unit  # a little to spare, for rounded norms and bias
-
-    def candidates(self, rough: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-        """Which outputs (N, V), wrong by up to error (N,), may be largest: rows, places (P,)."""
-        blocks = rough.unflatten(1, (-1, BLOCK))  # (N, V / 64, 64)
-        peaks = blocks.amax(dim=-1)  # (N, V / 64)
-        least = peaks.amax(dim=-1) - (2 * error).ceil().to(rough.dtype)  # (N,)
-        rows, block = (peaks >= least.unsqueeze(1)).nonzero(as_tuple=True)
-        near = blocks[rows, block] >= least[rows].unsqueeze(1)  # (number of blocks, 64)
-        which, column = near.nonzero(as_tuple=True)
-        return rows[which], block[which] * BLOCK + column
-
-    def largest(self, x: Tensor, outputs: Callable[[Tensor], Tensor]) -> Tensor:
-        """The place of the largest output for each row of x (N, D), (N,); `outputs` gives all."""
-        rough, unit, error = self.roughly(x)
-        rows, places = self.candidates(rough, error / unit)  # (P,) each
-        if len(rows) > BLOCK * len(x):  # hardly anything is excluded
-            return best_logits(outputs(x), 1)[1].squeeze(1)
-        exact = torch.linalg.vecdot(F.embedding(places, self.weight), x[rows]) + self.bias[places]
-        best = exact.new_full((len(x),), -math.inf).scatter_reduce_(0, rows, exact, "amax")
-        wins = exact == best[rows]
-        return places.new_zeros(len(x)).index_copy_(0, rows[wins], places[wins])
+    """Whether products of bytes are fast: by AVX512-VNNI in PyTorch, or by AVX2 in our C."""
+    return torch.cpu._is_vnni_supported() or multiplies_bytes() > MOST_ROWS_OF_BYTES
 
 
 class PreparedModel:
@@ -213,9 +172,10 @@ class PreparedModel:
     @functools.cached_property
     def screen(self) -> Screen | None:
         """What finds the likeliest token quickly, if the table is large and 8 bits are fast."""
-        V = len(self.generator.proj.weight)
-        suits = self.precision == "float32" and self.vocabulary.onednn and fast_in_8_bits()
-        return Screen(self.generator.proj) if suits and V >= 4096 and V % BLOCK == 0 else None
+        table, suits = self.generator.proj, self.precision == "float32" and fast_in_8_bits()
+        V = len(table.weight)
+        fits = suits and self.vocabulary.onednn and V >= 4096 and V % BLOCK == 0
+        return Screen(table, Packed8(table)) if fits else None
 
     def modules(self) -> list[nn.Module]:
         """The model's parts, which `dropout_off` asks for."""

@@ -4,15 +4,23 @@
    scripts/fast/kernels.py calls it. Tensors are contiguous, unless strides are given. */
 
 #include "simd.h"
+#include <stdlib.h>
 
 #define MOST_WIDE 16 /* times 16 numbers in a head */
 
-typedef float eight __attribute__((vector_size(32)));
-typedef float four __attribute__((vector_size(16)));
+typedef float four __attribute__((vector_size(16), aligned(4)));
+typedef float eight __attribute__((vector_size(32), aligned(4)));
+#ifdef __AVX512F__ /* as many numbers as one instruction takes: of more, compilers make slow code */
+#define LANE 16
+typedef sixteen lane;
+#else
+#define LANE 8
+typedef eight lane;
+#endif
 
-static inline float sum_of(sixteen x) {
-    eight y = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
-              __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+static inline float sum_of(const lane *x) {
+    eight y = *(const eight *)x;
+    if (LANE == 16) y += *((const eight *)x + 1);
     four z = __builtin_shufflevector(y, y, 0, 1, 2, 3) + __builtin_shufflevector(y, y, 4, 5, 6, 7);
     z += __builtin_shufflevector(z, z, 2, 3, 0, 1);
     return z[0] + z[1];
@@ -23,24 +31,25 @@ static inline __attribute__((always_inline)) void look(
     const float *q, const float *k, const float *v, const int32_t *at, int64_t n, int64_t w,
     float scale, float *out) {
     float score[n], most = -INFINITY, sum = 0;
-    sixteen mean[MOST_WIDE];
+    lane mean[MOST_WIDE * 16 / LANE];
+    const int64_t d = 16 * w;
     for (int64_t l = 0; l < n; l++) {
-        const float *key = k + at[l] * 16 * w;
-        sixteen product = *(const sixteen *)q * *(const sixteen *)key;
-        for (int64_t i = 1; i < w; i++)
-            product += *(const sixteen *)(q + 16 * i) * *(const sixteen *)(key + 16 * i);
-        score[l] = scale * sum_of(product);
+        const float *key = k + at[l] * d;
+        lane product = *(const lane *)q * *(const lane *)key;
+        for (int64_t i = LANE; i < d; i += LANE)
+            product += *(const lane *)(q + i) * *(const lane *)(key + i);
+        score[l] = scale * sum_of(&product);
         most = score[l] > most ? score[l] : most;
     }
     _Pragma("omp simd reduction(+ : sum)") for (int64_t l = 0; l < n; l++) {
         score[l] = exponential(score[l] - most);
         sum += score[l];
     }
-    for (int64_t i = 0; i < w; i++) mean[i] = (sixteen){0};
+    for (int64_t i = 0; i < d / LANE; i++) mean[i] = (lane){0};
     for (int64_t l = 0; l < n; l++)
-        for (int64_t i = 0; i < w; i++)
-            mean[i] += score[l] * *(const sixteen *)(v + at[l] * 16 * w + 16 * i);
-    for (int64_t i = 0; i < w; i++) *(sixteen *)(out + 16 * i) = mean[i] / sum;
+        for (int64_t i = 0; i < d / LANE; i++)
+            mean[i] += score[l] * *(const lane *)(v + at[l] * d + i * LANE);
+    for (int64_t i = 0; i < d / LANE; i++) *(lane *)(out + i * LANE) = mean[i] / sum;
 }
 
 /* Keys and values (layers, B, H, L, 16·w) by strides, and which of them may be seen. */
@@ -167,7 +176,7 @@ typedef struct {
 #ifdef __AVX512VNNI__ /* this processor multiplies bytes four at a time */
 #include <immintrin.h>
 
-const int64_t multiplies_bytes = 1;
+const int64_t multiplies_bytes = 32; /* rows: PyTorch's products are faster for more */
 typedef int32_t ints __attribute__((vector_size(64), aligned(4)));
 
 /* Sixteen sums, plus in each the products of four bytes of u by four of w. */
@@ -199,7 +208,45 @@ static void multiply_bytes(const Map *m, const int8_t *q, int64_t N, int32_t *su
                 *(ints *)(sums + (i + r) * F + f) = sum[r] + odd[r];
         }
 }
-#else /* PyTorch's products are faster */
+#elif defined(__AVX2__)
+#include <immintrin.h>
+
+const int64_t multiplies_bytes = INT32_MAX; /* rows: PyTorch has no instructions for any */
+
+/* The sums (N, F) of bytes' products, four rows at a time. |q| by ±w are at most 127·127, of which
+   two fit into 16 bits: so the sums are exact. */
+static void multiply_bytes(const Map *m, const int8_t *q, int64_t N, int32_t *sums) {
+    int64_t D = m->D, F = m->F, wide = D / 4;
+    int32_t signs[(N + 3) * wide], sizes[(N + 3) * wide];
+    memset(signs + N * wide, 0, 12 * wide);
+    memcpy(signs, q, N * D);
+    for (int64_t j = 0; j < (N + 3) * D; j++) ((int8_t *)sizes)[j] = abs(((int8_t *)signs)[j]);
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int64_t f = 0; f < F; f += 16)
+        for (int64_t i = 0; i < N; i += 4) {
+            const __m256i *w = (const __m256i *)((const int8_t *)m->weight + f * D);
+            const int32_t *sign = signs + i * wide, *size = sizes + i * wide;
+            __m256i low[4], high[4];
+            for (int r = 0; r < 4; r++) low[r] = high[r] = _mm256_setzero_si256();
+            for (int64_t d = 0; d < wide; d++, w += 2, sign++, size++) {
+                __m256i first = _mm256_loadu_si256(w), second = _mm256_loadu_si256(w + 1);
+                for (int r = 0; r < 4; r++) {
+                    __m256i s = _mm256_set1_epi32(sign[r * wide]);
+                    __m256i a = _mm256_set1_epi32(size[r * wide]);
+                    __m256i p = _mm256_maddubs_epi16(a, _mm256_sign_epi8(first, s));
+                    low[r] = _mm256_add_epi32(low[r], _mm256_madd_epi16(p, ones));
+                    p = _mm256_maddubs_epi16(a, _mm256_sign_epi8(second, s));
+                    high[r] = _mm256_add_epi32(high[r], _mm256_madd_epi16(p, ones));
+                }
+            }
+            for (int r = 0; r < 4 && i + r < N; r++) {
+                __m256i *to = (__m256i *)(sums + (i + r) * F + f);
+                _mm256_storeu_si256(to, low[r]);
+                _mm256_storeu_si256(to + 1, high[r]);
+            }
+        }
+}
+#else
 const int64_t multiplies_bytes = 0;
 static void multiply_bytes(const Map *m, const int8_t *q, int64_t N, int32_t *sums) {}
 #endif
@@ -210,12 +257,17 @@ void apply(const Map *m, const Norm *norm, const float *x, int64_t N, const floa
            int64_t relu, float *out) {
     int64_t D = m->D, F = m->F;
     if (m->units) {
-        int8_t q[N * D];
-        int32_t sums[N * F];
-        float unit[N];
-        round_rows(x, N, D, norm, q, unit);
-        multiply_bytes(m, q, N, sums);
-        scale_sums(sums, N, F, unit, m->units, m->bias, more, relu, out);
+        int64_t most = F > 2048 ? 8 : 32, n; /* rows at a time: more don't stay in the cache */
+        int8_t q[most * D];
+        int32_t sums[most * F];
+        float unit[most];
+        for (; N > 0; N -= n, x += n * D, out += n * F) {
+            n = N < most ? N : most;
+            round_rows(x, n, D, norm, q, unit);
+            multiply_bytes(m, q, n, sums);
+            scale_sums(sums, n, F, unit, m->units, m->bias, more, relu, out);
+            if (more) more += n * F;
+        }
         return;
     }
     float normal[N * D];

@@ -28,10 +28,10 @@ def takes(x: Tensor) -> bool:
     return compiled.works_on("kernels", x, torch.float32)
 
 
-def multiplies_bytes() -> bool:
-    """Whether the compiled functions have products of bytes."""
+def multiplies_bytes() -> int:
+    """How many rows of bytes the compiled functions multiply faster than PyTorch does."""
     library = compiled.loaded("kernels")
-    return library is not None and bool(P.in_dll(library, "multiplies_bytes").value)
+    return 0 if library is None else P.in_dll(library, "multiplies_bytes").value or 0
 
 
 class Norm(ctypes.Structure):
@@ -138,8 +138,10 @@ class Map(ctypes.Structure):
         if units is None:
             fits, most = D % 4 == 0, MOST_ROWS
         else:
-            fits, most = D % 8 == 0 and F % 16 == 0 and multiplies_bytes(), MOST_ROWS_OF_BYTES
-        self.most = min(most, MOST_NUMBERS // max(D, F)) if fits and takes(bias) else 0
+            fits, most = D % 8 == 0 and F % 16 == 0, multiplies_bytes()
+        if most <= MOST_ROWS_OF_BYTES:
+            most = min(most, MOST_NUMBERS // max(D, F))
+        self.most = most if fits and takes(bias) else 0
         if self.most and units is not None:
             sums = table.sum(0, dtype=torch.int32)
             table = table.T.reshape(F // 16, 16, D // 4, 4).transpose(1, 2).contiguous()
@@ -176,7 +178,8 @@ class Layers:
     """A decoder's layers and the norm after them, for a few rows."""
 
     def __init__(self, layers: Sequence[Any], last: nn.Module):
-        self.most = min(getattr(layer, name).few.most for layer in layers for name in MAPS)
+        most = min(getattr(layer, name).few.most for layer in layers for name in MAPS)
+        self.most = min(most, MOST_ROWS_OF_BYTES)
         self.layers, self.last = (Layer * len(layers))(*map(Layer, layers)), norm_of(last)
         self.held = layers, last
 

@@ -30,7 +30,7 @@ def likeliest(decoding: CachedDecoding, x: Tensor) -> tuple[Tensor, None]:
     """The choice of greedy decoding: last positions x (N, D) to tokens (N,)."""
     model = decoding.model
     if len(x) > MOST_ROWS and model.screen is not None:
-        return model.screen.largest(x, model.vocabulary), None
+        return model.screen.largest(x), None
     return best_of_rows(decoding.logits(x), 1, total=False)[1].squeeze(1), None
 
 

@@ -71,10 +71,8 @@ class DecodeOptions:
         if self.precision == "auto":
             return "int8" if suits and not self.sample else "float32"
         if self.precision == "int8" and not suits:
-            reason = (
-                f"{device} has no fast, exact 8-bit products (they take a CPU with AVX512-VNNI)"
-            )
-            raise ValueError(f"{reason}: use --precision auto, which picks what suits, or float32")
+            need = "it takes AVX512-VNNI, or AVX2 and a C compiler"
+            raise ValueError(f"{device} isn't fast in 8 bits, as {need}: use --precision auto")
         return self.precision
 
     def of(self, trained: Trained) -> "DecodeOptions":

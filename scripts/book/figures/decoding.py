@@ -1,0 +1,193 @@
+"""Drawings of chapter 13: what each part of a fast search saves, where its gain ends, the race."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from scripts import Late
+from scripts.book.charts import heatmap, lines, long, rounded, titled
+from scripts.book.look import GREY, LOG, PALE, PALETTE, bar_axis, colored
+
+alt, pd = Late("altair"), Late("pandas")
+
+GAINS = {  # title, name of the axis, caption
+    "leaving": (
+        "Small batches gain by sorting, large ones by leaving",
+        "sentences in a batch, of 64",
+        "Time of batches that stay whole, in the order of the file, over the time with the change.",
+    ),
+    "once": (
+        "Room pays more with every token, a joint product for a few rows only",
+        "tokens before (room), or rows of the step (product)",
+        "Time of torch.cat over that of a copy into its place; of three products over that of one.",
+    ),
+    "blocks": (
+        "Blocks save more in a large vocabulary, and the fewer we want",
+        "logits in a row",
+        "Time of torch.topk over that of best_logits, for 32 rows.",
+    ),
+    "screen": (
+        "With a proof 8 bits save less than alone",
+        "rows of the step",
+        "Time of the product in 32 bits, and finding its largest, over the same in 8 bits.",
+    ),
+}
+
+
+def gains_chart(
+    name: str, gains: Mapping[str, Mapping[int, float]], control: Sequence[float]
+) -> alt.TopLevelMixin:
+    """What parts save, over a size: gains {part: {size: ratio}}, a control's ratios as a band."""
+    title, axis, caption = GAINS[name]
+    frame = long(gains, "part", "size", "ratio")
+    sizes = sorted(frame["size"].unique().tolist())
+    x = alt.X("size:Q", title=axis).scale(domain=[sizes[0], sizes[-1]], base=2, padding=12, **LOG)
+    x = x.axis(values=sizes, grid=False, format=",")
+    ends = [0.9 * min(0.9, frame["ratio"].min()), 1.1 * frame["ratio"].max()]
+    y = alt.Y("ratio:Q", title="times as fast").scale(domain=ends, **LOG)
+    ticks = [0.5, 0.7, 1, 1.2, 1.5, 2, 3, 4] if ends[1] < 8 else [1, 4, 16, 64, 256]
+    y = y.axis(values=ticks, format="~g")
+    color = alt.Color("part:N", sort=list(gains), title=None)
+    band = pd.DataFrame({"ratio": [min(control)], "high": [max(control)]})
+    layers = [
+        alt.Chart(rounded(band)).mark_rect(color=PALE).encode(y, y2="high:Q"),
+        alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=GREY).encode(y),
+        alt.Chart(rounded(frame)).mark_line(point={"filled": True, "size": 45}).encode(x, y, color),
+    ]
+    caption += " Below 1 it loses. Grey: five controls."
+    return titled(alt.layer(*layers).properties(width=480, height=230), title, caption)
+
+
+def tree_chart(
+    gains: Mapping[tuple[int, int], float], control: Sequence[float]
+) -> alt.TopLevelMixin:
+    """A map over beams and lengths: how many times as long copying takes as the tree."""
+    table = pd.Series(gains).unstack(level=0)  # lengths by beams
+    look = {"scheme": "diverging", "domain": (-1, 1), "cell": (70, 36), "value_title": "ratio − 1"}
+    look |= {"row_title": "tokens of each prefix", "column_title": "beam"}
+    texts = table.apply(lambda ratios: ratios.map("{:.2f}".format)).to_numpy()
+    return titled(
+        heatmap(table.to_numpy() - 1, table.index, table.columns, texts=texts, **look),
+        "The tree wins for narrow beams, copying for wide ones",
+        "How many times as long copying takes as the tree. Blue: the tree is faster; brown: "
+        f"copying is. Five controls: {min(control):.2f} to {max(control):.2f}.",
+    )
+
+
+SEARCHES = {1: "greedy", 4: "beam 4"}  # names of the beams' widths
+
+
+def rows_chart(per_step: Mapping[str, Sequence[int]]) -> alt.TopLevelMixin:
+    """The rows of each step, for a batch in which all stay and one whose rows leave."""
+    table = {way: dict(enumerate(rows, start=1)) for way, rows in per_step.items()}
+    frame = long(table, "way", "step", "rows")
+    return titled(
+        lines(frame, "step", "rows", "way", zero=True),
+        "Two rows in five belong to texts that have ended",
+        "Rows that the decoder computes at each step for 64 sentences. What lies between the "
+        "lines is computed for nothing.",
+    )
+
+
+def family_chart(
+    family: Tensor, prefixes: Sequence[str], cached: Sequence[str]
+) -> alt.TopLevelMixin:
+    """Which cached tokens (L,) each prefix (K,) descends from: family (K, L) of bool."""
+    titles = {"row_title": "prefix", "column_title": "cached tokens, in the order of their steps"}
+    return titled(
+        heatmap(family, prefixes, cached, words=("ancestor", "not"), cell=38, **titles),
+        "One memory for three prefixes",
+        "Each row is a prefix, each column a token whose keys and values are cached. A prefix "
+        "attends to its blue cells. Two columns have no blue cell: nothing descends from them, "
+        "and they stay where they are.",
+    )
+
+
+def bound_chart(rough: Tensor, exact: Tensor, error: float) -> alt.TopLevelMixin:
+    """The 14 tokens that look best, with their intervals: coarse values (V,), exact ones (V,)."""
+    shown, floor = rough.topk(14).indices, rough.max().item() - error
+    values = {"coarse": rough, "low": rough - error, "high": rough + error, "exact": exact}
+    frame = pd.DataFrame({name: value[shown].tolist() for name, value in values.items()})
+    frame["token"] = ["may win" if high >= floor else "ruled out" for high in frame["high"]]
+    frame = rounded(frame.assign(rank=range(1, len(shown) + 1)))
+    ends = [frame["low"].min() - 0.3, frame["high"].max() + 0.3]
+    scale = alt.Scale(domain=ends, nice=False)
+    x = {name: alt.X(f"{name}:Q", scale=scale) for name in ("low", "coarse", "exact", "x")}
+    x["low"] = x["low"].title("logit").axis(tickCount=8, format=".0f")
+    y = alt.Y("rank:O", title="rank by coarse value").axis(ticks=False)
+    fates = {"may win": PALETTE[0], "ruled out": "#999999"}
+    color = colored("token", fates, sort=list(fates), title=None)
+    limit = alt.Chart(pd.DataFrame({"x": [round(floor, 3)]}))
+    base = alt.Chart(frame).encode(y, color)
+    dots = base.mark_point(filled=True, size=55, opacity=1)
+    layers = [
+        limit.mark_rule(strokeDash=[4, 4]).encode(x["x"]),
+        base.mark_rule(strokeWidth=3).encode(x["low"], x2="high:Q"),
+        base.mark_tick(thickness=3, size=12).encode(x["coarse"]),
+        dots.encode(x["exact"], color=alt.value(PALETTE[1])),
+    ]
+    return titled(
+        alt.layer(*layers).properties(width=480, height=alt.Step(20)),
+        "The token that looks best needn't be the best",
+        "The tokens of one row with the largest coarse values. Upright tick: the coarse value. "
+        "Bar: where the exact value must lie. Orange dot: where it does. A bar that ends left of "
+        "the dashed line can't hold the largest: the first bar lies wholly to the right of it.",
+    )
+
+
+def speed_frame(record: dict[str, Any], sentences: int | None = None) -> pd.DataFrame:
+    """A row for each program and beam: sentences a second, BLEU, its pace against CTranslate2's.
+
+    `ratio` is the median over the rounds of its speed over CTranslate2's of the same precision in
+    the same round; `lowest` and `highest` are the rounds' own.
+    """
+    sentences = sentences or record["sentences"]
+    frame = pd.DataFrame([r for r in record["reports"] if r["sentences"] == sentences])
+    seconds = frame.set_index(["program", "beam"])["seconds"]
+    ratios = []
+    for program, beam, own in zip(frame["program"], frame["beam"], frame["seconds"], strict=True):
+        rival = "CTranslate2, int8" if program.endswith("int8") else "CTranslate2, float32"
+        rounds = zip(seconds[rival, beam], own, strict=True)
+        ratios.append([theirs / ours for theirs, ours in rounds])
+    spread = pd.DataFrame(ratios, index=frame.index).quantile([0, 0.5, 1], axis=1).T
+    frame[["lowest", "ratio", "highest"]] = spread.round(2)
+    return frame.drop(columns=["seconds", "sentences"])
+
+
+def race_table(record: dict[str, Any]) -> pd.DataFrame:
+    """The race of the usual searches: sentences a second, BLEU, how many texts agree."""
+    races = {count: speed_frame(record, count) for count in (record["sentences"], 300)}
+    race = pd.concat(races, names=["sentences"]).reset_index(level=0)
+    race = race.query("program != 'ours, exact stop'")
+    names = {"sentences_per_second": "a second", "bleu": "BLEU", "same_as_ours": "same texts"}
+    race = race.rename(columns=names).astype({"same texts": str})
+    race["a second"] = race["a second"].map("{:,.0f}".format)
+    return race.pivot(index=["sentences", "program"], columns="beam", values=list(names.values()))
+
+
+def pace_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """Our pace over CTranslate2's at the same precision: median and range, with 1,000 and 300."""
+    races = {f"{n:,} sentences": speed_frame(record, n) for n in (record["sentences"], 300)}
+    frame = pd.concat(races, names=["race"]).reset_index(level=0)
+    frame = frame[frame["program"].isin(["ours, float32", "ours, int8"])]
+    frame["duel"] = frame["program"].str[len("ours, ") :] + ", " + frame["beam"].map(SEARCHES)
+    slower = frame.loc[frame["ratio"] < 1, ["race", "duel"]].values.tolist()
+    assert slower == [["300 sentences", "float32, greedy"]] and frame["highest"].min() < 1
+    color = alt.Color("race:N", sort=list(races), title=None)
+    y, offset = bar_axis("duel"), alt.YOffset("race:N", sort=list(races))
+    x = alt.X("lowest:Q", title="our pace over CTranslate2's").scale(domain=[0.9, 1.3], nice=False)
+    base = alt.Chart(rounded(frame)).encode(y, offset, color)
+    layers = [
+        alt.Chart(pd.DataFrame({"lowest": [1.0]})).mark_rule(color=GREY).encode(x),
+        base.mark_rule(strokeWidth=2).encode(x, x2="highest:Q"),
+        base.mark_circle(size=80, opacity=1).encode(alt.X("ratio:Q")),
+    ]
+    return titled(
+        alt.layer(*layers).properties(width=420, height=alt.Step(18)),
+        "Ours is the slower of the two in one race of eight",
+        "Median and range of five rounds, on two threads. Right of the line ours is faster. "
+        "Greedy, in 32 bits, 300 sentences: all five rounds are lost.",
+    )
