@@ -241,7 +241,7 @@ def step_graph(model: EncoderDecoder) -> Any:
 #
 # A host must also do what our tokenizer and `source_ids` do to a text (chapter 7): call `plain_text` before SentencePiece, and cut the ids to `max_len`, `</s>` kept. For a longer source the encoder's graph fails.
 #
-# `python -m scripts.export FOLDER [--model MODEL]` writes this export and CTranslate2's, below.
+# `python -m scripts.export FOLDER` writes this export and CTranslate2's, below.
 
 
 # %%
