@@ -90,8 +90,8 @@ def test_the_tokenizer_and_the_look_are_inside_of_the_clock(monkeypatch):
         (with_first(seed=2), "seeds 1, 2 and 3"),
         (with_first(val_bleu={}), "validation ends"),
         (with_first(val_bleu={"7": 41.1, "8": 41.3}), "validation ends"),
-        (with_first(seconds=0), "the clock ran"),
-        (with_first(split="test_2017_flickr"), "sacreBLEU on"),
+        (with_first(seconds=0), "a clock counts"),
+        (with_first(split="test_2017_flickr"), "the test is"),
         (with_first(signature="nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2"), "sacreBLEU"),
         (with_first(test_bleu=39.5), "at least 40.0 BLEU"),
         ({key: value for key, value in ENTRY.items() if key != "runs"}, "lacks 'runs'"),
@@ -101,6 +101,12 @@ def test_a_rule_that_is_broken_is_named(record, rule):
     assert broken_rules(ENTRY) == []
     (complaint,) = broken_rules(record)
     assert rule in complaint
+
+
+@pytest.mark.parametrize("option", ["--average", "--save_every"])
+def test_what_would_have_no_effect_is_refused(option, capsys):
+    assert main([option, "2"]) == 2
+    assert "have to be 0" in capsys.readouterr().err
 
 
 def test_records_are_entries():
