@@ -16,6 +16,7 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
+from statistics import mean
 
 from contents import parts
 from PIL import Image
@@ -183,6 +184,26 @@ def decoding_table():
     return "\n".join([*lines, "", "```", race["repeat"], "```"])
 
 
+def speedrun_table():
+    """The entries of the race to 40 BLEU, the fastest first."""
+    from scripts.book.records import load_record, record_names
+
+    rows = []  # each with its seconds
+    for name in record_names("speedrun-*"):
+        entry = load_record(name)
+        seconds, scores = ([r[key] for r in entry["runs"]] for key in ("seconds", "test_bleu"))
+        each = ", ".join(f"{time:,.0f}" for time in seconds)
+        row = (
+            f"| {mean(seconds):,.0f} ({each}) | {mean(scores):.2f} "
+            f"| {entry['device']}, {entry['runs'][0]['precision']} "
+            f"| [{entry['date'][:10]}](../results/{name}.json) | {entry['by']} "
+            f"| `{entry['repeat']}` |"
+        )
+        rows.append((mean(seconds), row))
+    lines = ["| seconds (each seed) | BLEU | machine | date | by | command |", "|---" * 6 + "|"]
+    return "\n".join([*lines, *(row for _, row in sorted(rows))])
+
+
 def results_in_brief():
     """What ships: BLEU with its own search, of the seed that ships."""
     lines = ["| model | test_2016_flickr | test_2017_flickr | parameters | trained |"]
@@ -212,7 +233,7 @@ def speed_in_brief():
     return "\n".join(lines)
 
 
-MEASURED, FIXED = ROOT / "docs/measured.md", ROOT / "docs/fixed.md"
+MEASURED, FIXED, SPEEDRUN = (ROOT / f"docs/{page}.md" for page in ("measured", "fixed", "speedrun"))
 BLOCKS = {  # the page of each generated table, and what makes it
     "chapters": (README, chapter_table),
     "results-in-brief": (README, results_in_brief),
@@ -220,6 +241,7 @@ BLOCKS = {  # the page of each generated table, and what makes it
     "results": (MEASURED, results_table),
     "speed": (MEASURED, speed_table),
     "decoding": (MEASURED, decoding_table),
+    "speedruns": (SPEEDRUN, speedrun_table),
 }
 
 

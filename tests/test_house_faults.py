@@ -247,6 +247,9 @@ FAULTS = {
     ("studies/runner", "test_studies_runner"): {
         "a sweep ends at its edge": ("rates |= {best / 2, 2 * best}", "pass"),
     },
+    ("studies/speedrun", "test_studies_speedrun"): {
+        "the test ends a training": ('corpus["val"], config.beam', 'corpus["test"], config.beam'),
+    },
 }
 
 

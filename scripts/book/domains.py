@@ -48,6 +48,8 @@ DOMAINS = {
     "hours": "more than 0",
     "minutes": "more than 0",
     "workers": "from 1 to 1,000",
+    "enough": "from 0 to 100",
+    "looks": "at least 1",
 }
 RANGE = re.compile(r"(from|at least|more than) ([\d,]+)(?: (to below|to|and at most) ([\d,]+))?")
 
