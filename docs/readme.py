@@ -200,6 +200,8 @@ def speedrun_table():
             f"| `{entry['repeat']}` |"
         )
         rows.append((mean(seconds), row))
+    if not rows:
+        return "There is no entry yet: yours can be the first."
     lines = ["| seconds (each seed) | BLEU | machine | date | by | command |", "|---" * 6 + "|"]
     return "\n".join([*lines, *(row for _, row in sorted(rows))])
 
