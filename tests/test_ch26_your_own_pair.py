@@ -98,3 +98,14 @@ def test_the_fifty_sentences_are_as_the_chapter_says():
     assert min(Counter(verb for _, verb in english).values()) == 1
     sources = {fingerprint(source) for source, _ in honest_split(collected(), 1 / 9, seed=0)[0]}
     assert len(sources) == 267
+
+
+def test_the_controls_say_what_the_chapter_says():
+    runs = load_record("ruvel-controls")["runs"]
+    fresh = {n: [run["case"][n]["fresh"] for run in runs] for n in ("8", "40")}
+    assert all(21 < score < 30.5 for score in fresh["8"])
+    assert all(70 < score < 74 for score in fresh["40"])
+    assert [run["once"]["negated"] for run in runs] == [0, 0, 0]
+    rates = [run["mixed, by rate"] for run in runs]
+    shares = {lr: sorted(run[lr]["negated"] for run in rates) for lr in ("0.002", "0.004")}
+    assert shares == {"0.002": [0.49, 0.5, 0.52], "0.004": [0.56, 0.61, 0.66]}
