@@ -1,0 +1,121 @@
+"""Drawings of chapter 12: lines of code against speed, the waterfall, memory, a GPU's launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scripts import Late
+from scripts.book.charts import lines, long, rounded, titled
+from scripts.book.look import GREY, INK, LOG, PALE, PALETTE, bar_axis, colored
+
+alt, pd = Late("altair"), Late("pandas")
+
+
+def stairs_frame(record: Mapping[str, Any], code_lines: Mapping[str, int]) -> pd.DataFrame:
+    """The steps of `code_lines` from the bottom up: their lines, and the time before and after.
+
+    Times are multiples of the last step's, medians of rounds with their range; `gain` is what the
+    step is worth, `speed` all steps so far.
+    """
+    reports = record["reports"]
+    frame = pd.DataFrame({"lines": code_lines})
+    for column, pick in (("lowest", min), ("highest", max)):
+        frame[column] = [pick(reports[name]["rounds"] or [1.0]) for name in frame.index]
+    frame["time"] = [reports[name]["times"] for name in frame.index]
+    frame["before"] = frame["time"].shift(1)
+    frame["gain"] = frame["before"] / frame["time"]
+    frame["speed"] = frame["time"].iloc[0] / frame["time"]
+    frame["code"] = frame["lines"].cumsum()
+    return frame.rename_axis("step")
+
+
+def lines_chart(frame: pd.DataFrame, title: str) -> alt.TopLevelMixin:
+    """How fast the program is after so many lines of code: `stairs_frame`'s columns."""
+    used = rounded(frame.reset_index()[["step", "code", "speed"]])
+    scale = {"type": "symlog", "constant": 5, "nice": False}
+    x = alt.X("code:Q", title="lines of code, all steps so far").scale(domain=[0, 1600], **scale)
+    x = x.axis(values=[0, 10, 30, 100, 300, 1000], format=",")
+    y = alt.Y("speed:Q", title="times as fast as the textbook, padded to 72")
+    y = y.scale(domain=[0.9, 1.3 * used["speed"].max()], **LOG).axis(values=[1, 2, 5, 10, 20])
+    base = alt.Chart(used).encode(x, y)
+    words = {"align": "left", "dx": 8, "dy": 9, "fontSize": 11}
+    layers = [
+        base.mark_line(interpolate="step-after", color=GREY),
+        base.mark_circle(size=60, color=PALETTE[0], opacity=1),
+        base.mark_text(**words).encode(text="step:N"),
+    ]
+    return titled(
+        alt.layer(*layers).properties(width=560, height=360),
+        title,
+        "Each dot is a step of this chapter, measured at full size. Across: the lines of code that "
+        "it needs, added up. Upwards, by factors: how fast a real token passes.",
+    )
+
+
+def waterfall_chart(frame: pd.DataFrame, title: str) -> alt.TopLevelMixin:
+    """The time that is left after each step, and what the step took away."""
+    used = rounded(frame.reset_index(), 3)
+    used["label"] = [f"{time:.2f}" for time in used["time"]]
+    x = alt.X("time:Q", title="time for a token, as a multiple of the last step's").axis(grid=False)
+    y = bar_axis("step", used["step"].tolist())
+    base = alt.Chart(used).encode(y)
+    layers = [
+        base.mark_bar(color=PALETTE[0], height=18).encode(x),
+        base.mark_bar(color=PALE, stroke=GREY, height=18).encode(x, x2="before:Q"),
+        base.mark_rule(color=INK, strokeWidth=2).encode(alt.X("lowest:Q"), x2="highest:Q"),
+        base.mark_text(align="right", dx=-6, color="white").encode(x, text="label:N"),
+    ]
+    return titled(
+        alt.layer(*layers).properties(width=440, height=alt.Step(28)),
+        title,
+        "Blue: the time that is left. Pale: what this step took away from the one above it. Black: "
+        "the range of five rounds.",
+    )
+
+
+def memory_chart(curves: Mapping[str, Sequence[int]], title: str) -> alt.TopLevelMixin:
+    """Bytes alive after each operation of a loss and its backward pass, by way of computing it."""
+    table = {
+        name: {100 * i / len(curve): size / 2**20 for i, size in enumerate(curve, start=1)}
+        for name, curve in curves.items()
+    }
+    frame = long(table, "loss", "done", "MiB")
+    chart = lines(frame, "done", "MiB", "loss", x_title="operations done, %", zero=True)
+    return titled(
+        chart,
+        title,
+        "MiB that the loss's own tensors take, operation by operation, forward and backward.",
+    )
+
+
+def launches_chart(eager: float, recorded: float, title: str) -> alt.TopLevelMixin:
+    """Ten kernels in turn, launched one by one and as one recording; milliseconds of a step.
+
+    Drawn to scale, if a recorded step is all kernels: one takes `recorded` where `eager` passes
+    from launch to launch.
+    """
+    rows = []
+    for i in range(10):
+        rows.append(["one by one", "CPU launches", i * eager, (i + 0.93) * eager])
+        end = (i + 0.93) * eager
+        rows.append(["one by one", "GPU computes", end, end + recorded])
+        start = 0.93 * eager + i * recorded
+        rows.append(["recorded", "GPU computes", start, start + recorded])
+    rows.append(["recorded", "CPU launches", 0.0, 0.93 * eager])
+    frame = rounded(pd.DataFrame(rows, columns=["way", "who", "start", "end"]))
+    shades = {"CPU launches": PALETTE[1], "GPU computes": PALETTE[0]}
+    chart = alt.Chart(frame).mark_bar(height=16, stroke="white", strokeWidth=1)
+    chart = chart.encode(
+        alt.X("start:Q", title="time →").axis(labels=False, ticks=False, grid=False),
+        bar_axis("who", [*shades]),
+        x2="end:Q",
+        color=colored("who", shades, legend=None),
+        row=alt.Row("way:N", title=None, sort=["one by one", "recorded"]),
+    )
+    return titled(
+        chart.properties(width=560, height=alt.Step(24)),
+        title,
+        "A scheme of ten kernels; lengths are the record's, shared out evenly. Above, each kernel "
+        "waits for its launch. Below, the CPU launches a recording once.",
+    )
