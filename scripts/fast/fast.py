@@ -201,8 +201,9 @@ class FastPath:
         else:
             keys = places[1].spread(others).split(widths[1:], dim=-1)  # (B, S, D) each
             cells = (places[0].spread(rows), *keys)
-        if bias is None and not causal:
-            bias = places[1].bias(torch.promote_types(rows.dtype, torch.float32))
+        if bias is None and not causal and (real := places[1].real) is not None:
+            wide = torch.promote_types(rows.dtype, torch.float32)
+            bias = torch.where(real, 0.0, -math.inf).to(wide)[:, None, None, :]  # (B, 1, 1, S)
         return places[0].gather(self.attend_cells(layer, *cells, bias, causal))
 
     def attend_cells(

@@ -12,14 +12,14 @@ from scripts.book.look import GREY, INK, LOG, PALE, PALETTE, bar_axis, colored
 alt, pd = Late("altair"), Late("pandas")
 
 
-def stairs_frame(record: Mapping[str, Any], code_lines: Mapping[str, int]) -> pd.DataFrame:
-    """The steps of `code_lines` from the bottom up: their lines, and the time before and after.
+def stairs_frame(record: Mapping[str, Any]) -> pd.DataFrame:
+    """The record's steps from the bottom up: their lines of code, and the time before and after.
 
     Times are multiples of the last step's, medians of rounds with their range; `gain` is what the
     step is worth, `speed` all steps so far.
     """
     reports = record["reports"]
-    frame = pd.DataFrame({"lines": code_lines})
+    frame = pd.DataFrame({"lines": record["lines"]})
     for column, pick in (("lowest", min), ("highest", max)):
         frame[column] = [pick(reports[name]["rounds"] or [1.0]) for name in frame.index]
     frame["time"] = [reports[name]["times"] for name in frame.index]
@@ -30,21 +30,37 @@ def stairs_frame(record: Mapping[str, Any], code_lines: Mapping[str, int]) -> pd
     return frame.rename_axis("step")
 
 
+def race_frame(reports: Mapping[str, Any]) -> pd.DataFrame:
+    """Each program's time over that of ours: the median of its rounds, and their range."""
+    rows = {}
+    for name, report in reports.items():
+        rounds = report["rounds"] or [1.0]  # ours is the measure: it has none
+        mib = round(report["peak_bytes"] / 2**20)
+        rows[name] = [report["times"], min(rounds), max(rounds), mib]
+    names = ["times as long as ours", "lowest", "highest", "peak MiB"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=names)
+
+
 def lines_chart(frame: pd.DataFrame, title: str) -> alt.TopLevelMixin:
     """How fast the program is after so many lines of code: `stairs_frame`'s columns."""
     used = rounded(frame.reset_index()[["step", "code", "speed"]])
     scale = {"type": "symlog", "constant": 5, "nice": False}
     x = alt.X("code:Q", title="lines of code, all steps so far").scale(domain=[0, 1600], **scale)
-    x = x.axis(values=[0, 10, 30, 100, 300, 1000], format=",")
+    x = x.axis(values=[0, 10, 30, 100, 300, 1000], labelExpr="format(datum.value, ',')")
     y = alt.Y("speed:Q", title="times as fast as the textbook, padded to 72")
     y = y.scale(domain=[0.9, 1.3 * used["speed"].max()], **LOG).axis(values=[1, 2, 5, 10, 20])
     base = alt.Chart(used).encode(x, y)
-    words = {"align": "left", "dx": 8, "dy": 9, "fontSize": 11}
     layers = [
         base.mark_line(interpolate="step-after", color=GREY),
         base.mark_circle(size=60, color=PALETTE[0], opacity=1),
-        base.mark_text(**words).encode(text="step:N"),
     ]
+    early = used["code"] < 20
+    for rows, place in (
+        (early, {"align": "left", "dx": 9, "dy": -9}),
+        (~early, {"align": "right", "dx": -7, "dy": -8}),
+    ):
+        text = alt.Chart(used[rows]).mark_text(fontSize=11, **place)
+        layers.append(text.encode(x, y, text="step:N"))
     return titled(
         alt.layer(*layers).properties(width=560, height=360),
         title,
@@ -54,8 +70,9 @@ def lines_chart(frame: pd.DataFrame, title: str) -> alt.TopLevelMixin:
 
 
 def waterfall_chart(frame: pd.DataFrame, title: str) -> alt.TopLevelMixin:
-    """The time that is left after each step, and what the step took away."""
-    used = rounded(frame.reset_index(), 3)
+    """The time that is left after each step from sorting on, and what the step took away."""
+    used = rounded(frame.loc["sorted by length":].reset_index(), 3)
+    used.loc[0, "before"] = used.loc[0, "time"]
     used["label"] = [f"{time:.2f}" for time in used["time"]]
     x = alt.X("time:Q", title="time for a token, as a multiple of the last step's").axis(grid=False)
     y = bar_axis("step", used["step"].tolist())
@@ -69,8 +86,8 @@ def waterfall_chart(frame: pd.DataFrame, title: str) -> alt.TopLevelMixin:
     return titled(
         alt.layer(*layers).properties(width=440, height=alt.Step(28)),
         title,
-        "Blue: the time that is left. Pale: what this step took away from the one above it. Black: "
-        "the range of five rounds.",
+        "Batches are sorted by length already. Blue: the time that is left. Pale: what this step "
+        "took away from the one above it. Black: the range of five rounds.",
     )
 
 
