@@ -531,7 +531,7 @@ title = "{:.0f} lines make it {:.0f} times as fast, {:,.0f} lines {:.0f} times"
 staircase.lines_chart(stairs, title.format(few.code, few.speed, most.code, most.speed))
 
 # %% [markdown]
-# TEXT1
+# Each dot says what its step is worth *on top of* those below it. Up to *memory kept* a few dozen lines do, most of them chapter 7's `token_batches`. What comes after is worth about as much as two of those lines, and takes a thousand. Write it if a training takes weeks, or to know what the machine can do. (*Products by hand* keeps rows in 16 bits between products, where autocast goes back and forth. In float32 the same lines choose the faster of two libraries, oneDNN, which is worth 1.4 on this machine, an AMD.)
 
 # %%
 climb = stairs.loc["sorted by length":, "time"]
@@ -610,7 +610,11 @@ else:
 # %% [markdown]
 # ## Summary
 #
-# SUMMARY
+# - A trick counts if it computes the same numbers (in 16 bits, up to rounding), and if its ratio is clear of the control's.
+# - Begin with what costs a line: padding, sorting, 16 bits, memory. A thousand lines bring a last factor of two.
+# - Ask what a fused operation does with *your* settings. On a CPU, dropout rules out PyTorch's fast attention, and costs its compiler all that it gains.
+# - A part's worth depends on the others: say whether it was added or taken out.
+# - On a GPU a small model waits for launches. Larger batches help at once, and a recording nine times.
 #
 # **What the paper did that we don't.** It batched by length, too, with 25,000 tokens a side, on eight GPUs (§5.1).
 #

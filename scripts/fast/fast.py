@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from scripts.ch01_attention import attention
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import check_length
 from scripts.ch04_encoder_decoder import (
@@ -28,13 +27,7 @@ from scripts.ch04_encoder_decoder import (
 )
 from scripts.ch06_training import Batch, LabelSmoothing
 from scripts.ch11_where_the_time_goes import affine
-from scripts.ch12_going_fast import (
-    Layout,
-    LinearCrossEntropy,
-    keep_mask,
-    keep_scale,
-    softmax_,
-)
+from scripts.ch12_going_fast import Layout, LinearCrossEntropy, keep_mask, keep_scale, softmax_
 from scripts.fast import passes
 from scripts.fast.passes import Attend, Drop, NormRows
 
@@ -51,7 +44,7 @@ class Switches:
 
     packed: bool = True  # rows for real tokens only
     fused_norm: bool = True  # LayerNorm in one kernel
-    attention: Literal["textbook", "sdpa", "ours"] = "ours"  # without C "ours" is plain
+    attention: Literal["ours", "sdpa"] = "ours"  # which without C is the textbook's
     loss: Literal["textbook", "ours"] = "ours"
     random_bits: bool = True  # dropout masks from 16 random bits an entry
     onednn: bool = True  # oneDNN's products; which library is faster depends on the machine
@@ -63,7 +56,6 @@ FAST = Switches()
 PLAIN = Switches(
     packed=False,
     fused_norm=False,
-    attention="textbook",
     loss="textbook",
     random_bits=False,
     onednn=False,
@@ -228,8 +220,6 @@ class FastPath:
         if causal:
             wide, T = torch.promote_types(q.dtype, torch.float32), q.size(-2)
             bias = q.new_full((T, T), -math.inf, dtype=wide).triu(1)
-        if self.switches.attention == "textbook":
-            return merge_heads(attention(q, k, v, bias, layer.dropout)[0])
         scores = q * q.size(-1) ** -0.5 @ k.mT  # (B, H, T, S)
         scores = scores if bias is None else scores + bias
         weights = scores.to(torch.promote_types(q.dtype, torch.float32)).softmax(-1)

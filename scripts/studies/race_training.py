@@ -311,44 +311,35 @@ def compiled_contenders() -> dict[str, Contender]:
 
 
 FAST_FILES = ("fast.py", "passes.py", "compiled.py", "passes.c", "simd.h")
-STAIRS = [  # a step's name, its change of the contender and of the switches, the code that it needs
-    ("padded to 72", {"batching": "fixed"}, {}, []),
-    ("padded to the longest", {"batching": "random"}, {}, ["one line"]),
-    ("sorted by length", {"batching": "length"}, {}, [token_batches]),
-    ("autocast", {"autocast": True}, {}, ["one line"]),
-    ("memory kept", {"keep_memory": True}, {}, [ch12.keep_memory]),
-    ("fused parts", {"fused_adam": True}, {"fused_norm": True}, [ch12.become, ch12.FusedNorm]),
-    (
-        "dropout from 16 bits",
-        {},
-        {"random_bits": True, "attention": "ours"},
-        [ch12.keep_mask, ch12.keep_scale, ch12.BitDropout],
-    ),
-    ("loss in chunks", {}, {"loss": "ours"}, [ch12.LinearCrossEntropy, ch12.softmax_]),
-    (
-        "rows",
-        {},
-        {"packed": True},
-        [ch12.Layout],
-    ),
-    ("products by hand", {"autocast": False}, {"half": True, "onednn": True}, [LinearProduct]),
-    ("C", {}, {"compiled": True}, [ROOT / "scripts" / "fast" / name for name in FAST_FILES]),
-]
+FROM_BITS = [ch12.keep_mask, ch12.keep_scale, ch12.BitDropout]
+STAIRS = {  # what a step changes of the contender and of the switches, and the code that it needs
+    "padded to 72": ({"batching": "fixed"}, {}, []),
+    "padded to the longest": ({"batching": "random"}, {}, ["one line"]),
+    "sorted by length": ({"batching": "length"}, {}, [token_batches]),
+    "autocast": ({"autocast": True}, {}, ["one line"]),
+    "memory kept": ({"keep_memory": True}, {}, [ch12.keep_memory]),
+    "fused parts": ({"fused_adam": True}, {"fused_norm": True}, [ch12.become, ch12.FusedNorm]),
+    "dropout from 16 bits": ({}, {"random_bits": True}, FROM_BITS),
+    "loss in chunks": ({}, {"loss": "ours"}, [ch12.LinearCrossEntropy, ch12.softmax_]),
+    "rows": ({}, {"packed": True}, [ch12.Layout]),
+    "products by hand": ({"autocast": False}, {"half": True, "onednn": True}, [LinearProduct]),
+    "C": ({}, {"compiled": True}, [ROOT / "scripts" / "fast" / name for name in FAST_FILES]),
+}
 
 
 def code_lines(piece: Any) -> int:
-    """Lines, blank ones left out, of a file, a definition or a text."""
-    text = piece if isinstance(piece, str) else None
-    text = piece.read_text("utf-8") if isinstance(piece, Path) else text or inspect.getsource(piece)
+    """Lines, blank ones left out, of a file, a line or a definition."""
+    text = piece.read_text("utf-8") if isinstance(piece, Path) else piece
+    text = text if isinstance(text, str) else inspect.getsource(text)
     return sum(bool(line.strip()) for line in text.splitlines())
 
 
 def stair_contenders() -> dict[str, Contender]:
     """Chapter 12's staircase: ours first, as all are timed against it; then from the bottom up."""
-    contender, stairs = Contender(), {}
-    for name, change, switches, _ in STAIRS:
-        how = replace(contender.how or PLAIN, **switches) if switches else contender.how
-        contender = stairs[name] = replace(contender, **change, how=how)
+    stair, stairs = Contender(), {}
+    for name, (change, switches, _) in STAIRS.items():
+        how = replace(stair.how or PLAIN, **switches) if switches else stair.how
+        stair = stairs[name] = replace(stair, **change, how=how)
     kept = stairs["memory kept"]
     dry = replace(kept, shape=replace(SMALL, dropout=0.0))
     aside = {"torch.compile instead": replace(kept, compiled=True), "no dropout": dry}
@@ -358,7 +349,7 @@ def stair_contenders() -> dict[str, Contender]:
 
 def race_stairs() -> dict[str, Any]:
     """The staircase, with the lines of code that each step needs."""
-    lines = {name: sum(map(code_lines, pieces)) for name, *_, pieces in STAIRS}
+    lines = {name: sum(map(code_lines, pieces)) for name, (*_, pieces) in STAIRS.items()}
     return race(stair_contenders(), rounds=3) | {"lines": lines}
 
 

@@ -12,24 +12,6 @@ from scripts.book.look import GREY, INK, LOG, PALE, PALETTE, bar_axis, colored
 alt, pd = Late("altair"), Late("pandas")
 
 
-def stairs_frame(record: Mapping[str, Any]) -> pd.DataFrame:
-    """The record's steps from the bottom up: their lines of code, and the time before and after.
-
-    Times are multiples of the last step's, medians of rounds with their range; `gain` is what the
-    step is worth, `speed` all steps so far.
-    """
-    reports = record["reports"]
-    frame = pd.DataFrame({"lines": record["lines"]})
-    for column, pick in (("lowest", min), ("highest", max)):
-        frame[column] = [pick(reports[name]["rounds"] or [1.0]) for name in frame.index]
-    frame["time"] = [reports[name]["times"] for name in frame.index]
-    frame["before"] = frame["time"].shift(1)
-    frame["gain"] = frame["before"] / frame["time"]
-    frame["speed"] = frame["time"].iloc[0] / frame["time"]
-    frame["code"] = frame["lines"].cumsum()
-    return frame.rename_axis("step")
-
-
 def race_frame(reports: Mapping[str, Any]) -> pd.DataFrame:
     """Each program's time over that of ours: the median of its rounds, and their range."""
     rows = {}
@@ -39,6 +21,17 @@ def race_frame(reports: Mapping[str, Any]) -> pd.DataFrame:
         rows[name] = [report["times"], min(rounds), max(rounds), mib]
     names = ["times as long as ours", "lowest", "highest", "peak MiB"]
     return pd.DataFrame.from_dict(rows, orient="index", columns=names)
+
+
+def stairs_frame(record: Mapping[str, Any]) -> pd.DataFrame:
+    """The steps from the bottom up: `time` as a multiple of the last one's, and `before` the step.
+
+    `speed` is what all steps so far are worth, `code` their lines.
+    """
+    frame = race_frame(record["reports"]).loc[[*record["lines"]]].rename_axis("step")
+    frame = frame.rename(columns={"times as long as ours": "time"})
+    frame["before"], frame["speed"] = frame["time"].shift(1), frame["time"].iloc[0] / frame["time"]
+    return frame.assign(code=pd.Series(record["lines"]).cumsum())
 
 
 def lines_chart(frame: pd.DataFrame, title: str) -> alt.TopLevelMixin:
@@ -87,7 +80,7 @@ def waterfall_chart(frame: pd.DataFrame, title: str) -> alt.TopLevelMixin:
         alt.layer(*layers).properties(width=440, height=alt.Step(28)),
         title,
         "Batches are sorted by length already. Blue: the time that is left. Pale: what this step "
-        "took away from the one above it. Black: the range of five rounds.",
+        "took away from the one above it. Black: the range of the rounds.",
     )
 
 
@@ -112,14 +105,13 @@ def launches_chart(eager: float, recorded: float, title: str) -> alt.TopLevelMix
     Drawn to scale, if a recorded step is all kernels: one takes `recorded` where `eager` passes
     from launch to launch.
     """
-    rows = []
+    launch = 0.93 * eager
+    rows = [("recorded", "CPU launches", 0.0, launch)]
     for i in range(10):
-        rows.append(["one by one", "CPU launches", i * eager, (i + 0.93) * eager])
-        end = (i + 0.93) * eager
-        rows.append(["one by one", "GPU computes", end, end + recorded])
-        start = 0.93 * eager + i * recorded
-        rows.append(["recorded", "GPU computes", start, start + recorded])
-    rows.append(["recorded", "CPU launches", 0.0, 0.93 * eager])
+        begin, end = i * eager, launch + i * recorded
+        rows.append(("one by one", "CPU launches", begin, begin + launch))
+        rows.append(("one by one", "GPU computes", begin + launch, begin + launch + recorded))
+        rows.append(("recorded", "GPU computes", end, end + recorded))
     frame = rounded(pd.DataFrame(rows, columns=["way", "who", "start", "end"]))
     shades = {"CPU launches": PALETTE[1], "GPU computes": PALETTE[0]}
     chart = alt.Chart(frame).mark_bar(height=16, stroke="white", strokeWidth=1)
