@@ -255,9 +255,9 @@ fused = lambda: F.scaled_dot_product_attention(*qkv, dropout_p=0.5).sum().backwa
 show(duel(plain, fused), what="attention alone")
 
 # %% [markdown]
-# The second line is a **dead end**, and a good lesson. `scaled_dot_product_attention` is the fastest attention on a GPU (there it is FlashAttention, Dao et al. 2022), and on a CPU when decoding. But its fast kernel for CPUs has no dropout. With dropout it falls back to plain operations, and gains nothing. We leave it out.
+# The second line is a **dead end**, and a good lesson. On a GPU `scaled_dot_product_attention` is FlashAttention (Dao et al. 2022), which keeps no scores in memory. There is such a kernel for CPUs, too, but it has no dropout. With dropout the function falls back to plain operations, and gains nothing. We leave it out.
 #
-# Another dead end: **joint projections**. One product for Q, K and V with a matrix of (3·D, D) looks better than three. On record it is worth 1.01, as is the same program against itself, so we removed it. A product of 2,048 rows is large enough to be fast alone.
+# Another dead end: **joint projections**. One product for Q, K and V with a matrix of (3·D, D) looks better than three. In an earlier [record](../results/speed-steps.json) it is worth 1.009, and the same program against itself 1.009, so we removed it.
 #
 # ## `torch.compile`
 #
@@ -421,7 +421,7 @@ for way in [*ways][1:]:
     show(duel(partial(backward, "textbook"), partial(backward, way), rounds=4), what=way)
 
 # %% [markdown]
-# All compute the same loss. `F.cross_entropy` takes one line, so begin there. PyTorch's chunks were made to save memory, and are no faster than that. Ours stays, since it is the fastest on this series' machine.
+# All compute the same loss. `F.cross_entropy` takes one line, so begin there. PyTorch's chunks were made to save memory, and gain no more than that. Ours stays, since it is the fastest on this series' machine.
 #
 # ## Rows instead of rectangles
 #
@@ -480,6 +480,7 @@ layer, cells = fresh_model().decoder.layers[0].feed_forward, torch.randn(*layout
 by_rows = lambda: layout.spread(layer.eval()(layout.gather(cells)))  # noqa: E731
 torch.testing.assert_close(layout.gather(by_rows()), layout.gather(layer(cells)))
 show(duel(lambda: layer(cells).sum().backward(), lambda: by_rows().sum().backward()))
+
 # %% [markdown]
 # ## Last, C
 #
@@ -520,25 +521,17 @@ else:
 #
 # > **In short.** Few lines bring most of the speed. A thousand lines bring the rest, and only they show what the machine can do.
 #
-# Now chapter 9's model at full size, on two threads, with more rounds: `python -m scripts.studies.race_training stairs --save`. Each program is timed in turns with the last. **Predict.** Which share of the 4.7 needs the most code?
+# Now chapter 9's model at full size, on two threads: `python -m scripts.studies.race_training stairs --save`. Each program is timed in turns with the last. **Predict.** Which part of the speed needs the most code?
 
 # %%
 stairs = staircase.stairs_frame(record)
-control = record["reports"]["the same again"]["rounds"]
-print(f"the last against itself: {min(control):.2f} to {max(control):.2f}")
-few, most = stairs.loc["memory kept"], stairs.loc["C"]
-title = "{:.0f} lines make it {:.0f} times as fast, {:,.0f} lines {:.0f} times"
-staircase.lines_chart(stairs, title.format(few.code, few.speed, most.code, most.speed))
+staircase.lines_chart(stairs)
 
 # %% [markdown]
 # Each dot says what its step is worth *on top of* those below it. Up to *memory kept* a few dozen lines do, most of them chapter 7's `token_batches`. What comes after is worth about as much as two of those lines, and takes a thousand. Write it if a training takes weeks, or to know what the machine can do. (*Products by hand* keeps rows in 16 bits between products, where autocast goes back and forth. In float32 the same lines choose the faster of two libraries, oneDNN, which is worth 1.4 on this machine, an AMD.)
 
 # %%
-climb = stairs.loc["sorted by length":, "time"]
-two, all_steps = climb["sorted by length"] / climb[["memory kept", "C"]]
-staircase.waterfall_chart(
-    stairs, f"Two lines bring {two:.1f} times, a thousand more {all_steps:.1f}"
-)
+staircase.waterfall_chart(stairs)
 
 # %% [markdown]
 # **Where parts overlap.** A waterfall depends on its order. Another measure takes a single part *out* of the finished program. An older record has that for nine parts in float32:
@@ -549,9 +542,9 @@ alone = [steps[name]["times"] for name in steps if "without" in name and "joint"
 print(f"product of {len(alone)}: {math.prod(alone):.2f}; all out: {steps['textbook']['times']:.2f}")
 
 # %% [markdown]
-# The parts aren't independent: without C, for instance, dropout's bits cost more, and both removals count that. So a part has no worth of its own, only a worth *beside the others*.
+# The parts overlap: who takes 16-bit dropout out also takes out its loop in C, so the gain of that loop is counted twice. A part has no worth of its own, only a worth *beside the others*.
 #
-# **Do 16 bits learn as well?** Chapter 9's `small` was trained to the end in both, with one seed, in two versions of our code ([record](../results/precision-multi30k.json)). The loss is as low; BLEU is 0 to 0.9 lower in 16 bits, never higher. Two pairs can't say whether that is chance.
+# **Do 16 bits learn as well?** Chapter 9's `small` was trained to the end in both, with one seed, in two versions of our code (records [precision-multi30k](../results/precision-multi30k.json) and [-earlier](../results/archive/precision-multi30k-earlier.json)). The loss is as low; BLEU is 0 to 0.9 lower in 16 bits, never higher. Two pairs can't say whether that is chance.
 #
 # **Against others.** The same batches on the same machine, in turns; for each program the best of the settings that were tried: both precisions, memory kept or not. (Not everything is equal: ours has the fused Adam; two of the others have 1.5% more weights; x-transformers has no biases in its attention, and less dropout.)
 
@@ -591,7 +584,7 @@ staircase.launches_chart(eager, recorded, "Launched one by one, the GPU works a 
 # - **Compile or record?** `torch.compile` fuses kernels, so there are fewer and each moves less; `mode="reduce-overhead"` also records them as a CUDA graph. If a model is small, recording is what counts; if it is large, fusing.
 # - **16 bits and FlashAttention** count when kernels take the time: wide models, long texts. At our 14 tokens attention's own products are 1% of the FLOPs (chapter 11).
 #
-# If you have a GPU, see for yourself: chapter 4's encoder, in three ways and two sizes.
+# If you have a GPU, see for yourself: chapter 4's encoder, in three ways.
 
 
 # %%

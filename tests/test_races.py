@@ -28,6 +28,7 @@ from scripts.studies.peers import PEERS, TorchTransformer, peer_loss
 from scripts.studies.race_training import (
     OURS,
     OURS_HALF,
+    STAIRS,
     WITHOUT,
     Contender,
     Runner,
@@ -35,6 +36,7 @@ from scripts.studies.race_training import (
     lengths_of,
     peer_contenders,
     race,
+    stair_contenders,
     step_contenders,
 )
 from scripts.studies.rows import data_of
@@ -122,7 +124,7 @@ def test_a_race_is_of_pairs_in_processes_and_its_record_is_whole(sample):
         race({"ours": contenders["ours"], "dead": dead}, 1, 1, 200)
 
 
-@pytest.mark.parametrize("name, count", [("peers", 9), ("steps", 0), ("base", 1)])
+@pytest.mark.parametrize("name, count", [("peers", 9), ("compiled", 5), ("stairs", 0), ("base", 1)])
 def test_what_the_processor_lacks_is_left_out_and_named(sample, name, count, monkeypatch, capsys):
     """No product of 16 bits is timed, and such a record doesn't take the place of a whole one."""
     timed = []
@@ -176,6 +178,9 @@ def test_growth_and_an_account_are_of_one_step(sample, monkeypatch):
 
 def test_records_are_of_the_contenders_that_the_module_names():
     peers, steps = load_record("speed-peers"), load_record("speed-steps")
+    stairs, climbed = load_record("speed-stairs"), stair_contenders()
+    assert stairs["lines"].keys() == STAIRS.keys() and stairs["reports"].keys() == climbed.keys()
+    assert climbed["C"] == climbed["the same again"] == OURS_HALF
     for reports, contenders in (
         (peers["reports"], peer_contenders()),
         (steps["reports"], step_contenders(OURS)),

@@ -29,13 +29,17 @@ def stairs_frame(record: Mapping[str, Any]) -> pd.DataFrame:
     `speed` is what all steps so far are worth, `code` their lines.
     """
     frame = race_frame(record["reports"]).loc[[*record["lines"]]].rename_axis("step")
+    same = record["reports"]["the same again"]["rounds"]
     frame = frame.rename(columns={"times as long as ours": "time"})
     frame["before"], frame["speed"] = frame["time"].shift(1), frame["time"].iloc[0] / frame["time"]
+    frame.attrs["control"] = "{:.2f} to {:.2f}".format(*sorted(same)[:: len(same) - 1])
     return frame.assign(code=pd.Series(record["lines"]).cumsum())
 
 
-def lines_chart(frame: pd.DataFrame, title: str) -> alt.TopLevelMixin:
+def lines_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     """How fast the program is after so many lines of code: `stairs_frame`'s columns."""
+    few, most = frame.loc["memory kept"], frame.loc["C"]
+    title = "{:.0f} lines make it {:.0f} times as fast, {:,.0f} lines {:.0f} times"
     used = rounded(frame.reset_index()[["step", "code", "speed"]])
     scale = {"type": "symlog", "constant": 5, "nice": False}
     x = alt.X("code:Q", title="lines of code, all steps so far").scale(domain=[0, 1600], **scale)
@@ -56,14 +60,15 @@ def lines_chart(frame: pd.DataFrame, title: str) -> alt.TopLevelMixin:
         layers.append(text.encode(x, y, text="step:N"))
     return titled(
         alt.layer(*layers).properties(width=560, height=360),
-        title,
+        title.format(few["code"], few["speed"], most["code"], most["speed"]),
         "Each dot is a step of this chapter, measured at full size. Across: the lines of code that "
         "it needs, added up. Upwards, by factors: how fast a real token passes.",
     )
 
 
-def waterfall_chart(frame: pd.DataFrame, title: str) -> alt.TopLevelMixin:
+def waterfall_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     """The time that is left after each step from sorting on, and what the step took away."""
+    first, two, last = frame.loc[["sorted by length", "memory kept", "C"], "time"]
     used = rounded(frame.loc["sorted by length":].reset_index(), 3)
     used.loc[0, "before"] = used.loc[0, "time"]
     used["label"] = [f"{time:.2f}" for time in used["time"]]
@@ -78,9 +83,10 @@ def waterfall_chart(frame: pd.DataFrame, title: str) -> alt.TopLevelMixin:
     ]
     return titled(
         alt.layer(*layers).properties(width=440, height=alt.Step(28)),
-        title,
+        f"Two lines bring {first / two:.1f} times, a thousand lines another {two / last:.1f}",
         "Batches are sorted by length already. Blue: the time that is left. Pale: what this step "
-        "took away from the one above it. Black: the range of the rounds.",
+        "took away from the one above it. Black: the range of the rounds. The last step against "
+        f"itself: {frame.attrs['control']}.",
     )
 
 
