@@ -528,7 +528,7 @@ stairs = staircase.stairs_frame(record)
 staircase.lines_chart(stairs)
 
 # %% [markdown]
-# Each dot says what its step is worth *on top of* those below it. Up to *memory kept* a few dozen lines do, most of them chapter 7's `token_batches`. What comes after is worth about as much as two of those lines, and takes a thousand. Write it if a training takes weeks, or to know what the machine can do. (*Products by hand* keeps rows in 16 bits between products, where autocast goes back and forth. In float32 the same lines choose the faster of two libraries, oneDNN, which is worth 1.4 on this machine, an AMD.)
+# Each dot says what its step is worth *on top of* those below it. Up to *memory kept* a few dozen lines do, most of them chapter 7's `token_batches`. What comes after is worth about as much as two of those steps, *autocast* and *memory kept*, and takes a thousand lines. Write it if a training takes weeks, or to know what the machine can do. (*Products by hand* keeps rows in 16 bits between products, where autocast goes back and forth. In float32 the same lines choose the faster of two libraries, oneDNN, which is worth 1.4 on this machine, an AMD.)
 
 # %%
 staircase.waterfall_chart(stairs)
@@ -575,7 +575,9 @@ stages[["times", "ms per step", "mfu"]].astype(float).round(3)
 # %%
 eager, recorded = stages["ms per step"].iloc[-2:]
 assert round(eager / recorded) == 9
-staircase.launches_chart(eager, recorded, "Launched one by one, the GPU works a ninth of the time")
+staircase.launches_chart(
+    eager, recorded, "Launched one by one, the GPU works a ninth of the time at most"
+)
 
 # %% [markdown]
 # What follows from the picture:

@@ -53,7 +53,7 @@ def lines_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     ]
     early = used["code"] < 20
     for rows, place in (
-        (early, {"align": "left", "dx": 9, "dy": -9}),
+        (early, {"align": "left", "dx": 26, "dy": -9}),
         (~early, {"align": "right", "dx": -7, "dy": -8}),
     ):
         text = alt.Chart(used[rows]).mark_text(fontSize=11, **place)
@@ -79,11 +79,11 @@ def waterfall_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
         base.mark_bar(color=PALETTE[0], height=18).encode(x),
         base.mark_bar(color=PALE, stroke=GREY, height=18).encode(x, x2="before:Q"),
         base.mark_rule(color=INK, strokeWidth=2).encode(alt.X("lowest:Q"), x2="highest:Q"),
-        base.mark_text(align="right", dx=-6, color="white").encode(x, text="label:N"),
+        base.mark_text(align="right", dx=-14, color="white").encode(x, text="label:N"),
     ]
     return titled(
         alt.layer(*layers).properties(width=440, height=alt.Step(28)),
-        f"Two lines bring {first / two:.1f} times, a thousand lines another {two / last:.1f}",
+        f"Two calls bring {first / two:.1f} times, a thousand lines another {two / last:.1f}",
         "Batches are sorted by length already. Blue: the time that is left. Pale: what this step "
         "took away from the one above it. Black: the range of the rounds. The last step against "
         f"itself: {frame.attrs['control']}.",
@@ -106,11 +106,7 @@ def memory_chart(curves: Mapping[str, Sequence[int]], title: str) -> alt.TopLeve
 
 
 def launches_chart(eager: float, recorded: float, title: str) -> alt.TopLevelMixin:
-    """Ten kernels in turn, launched one by one and as one recording; milliseconds of a step.
-
-    Drawn to scale, if a recorded step is all kernels: one takes `recorded` where `eager` passes
-    from launch to launch.
-    """
+    """Ten kernels, launched one by one and as one recording, from a step's milliseconds."""
     launch = 0.93 * eager
     rows = [("recorded", "CPU launches", 0.0, launch)]
     for i in range(10):
@@ -131,6 +127,7 @@ def launches_chart(eager: float, recorded: float, title: str) -> alt.TopLevelMix
     return titled(
         chart.properties(width=560, height=alt.Step(24)),
         title,
-        "A scheme of ten kernels; lengths are the record's, shared out evenly. Above, each kernel "
-        "waits for its launch. Below, the CPU launches a recording once.",
+        "A scheme of ten kernels; lengths are the record's, shared out evenly, as if a recorded "
+        "step were all kernels. Above, each kernel waits for its launch. Below, the CPU launches a "
+        "recording once.",
     )
