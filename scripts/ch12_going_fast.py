@@ -268,11 +268,13 @@ show(duel(plain, fused), what="attention alone")
 # %%
 record = load_record("speed-stairs")
 took = {name: report["times"] for name, report in record["reports"].items()}
-print(f"torch.compile: {took['memory kept'] / took['torch.compile instead']:.2f} times as fast")
-print(f"no dropout: {took['no dropout'] / took['no dropout, torch.compile']:.2f} times as fast")
+with_dropout = took["memory kept"] / took["torch.compile instead"]
+without = took["no dropout"] / took["no dropout, torch.compile"]
+assert without > 1.1 * with_dropout
+print(f"compiled: {with_dropout:.2f} times as fast; without any dropout {without:.2f} times")
 
 # %% [markdown]
-# With dropout it gains nothing, without it a good deal. So fusing works, and dropout takes the gain back: in the C++ that the compiler writes, random numbers are made one at a time (look for `normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). On a GPU they are made in parallel.
+# It gains much more if there is no dropout. So fusing works, and dropout takes much of the gain back: in the C++ that the compiler writes, random numbers are made one at a time (look for `normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). On a GPU they are made in parallel.
 #
 # ## What dropout costs
 #
@@ -528,7 +530,7 @@ stairs = staircase.stairs_frame(record)
 staircase.lines_chart(stairs)
 
 # %% [markdown]
-# Each dot says what its step is worth *on top of* those below it. Up to *memory kept* a few dozen lines do, most of them chapter 7's `token_batches`. What comes after is worth about as much as two of those steps, *autocast* and *memory kept*, and takes a thousand lines. Write it if a training takes weeks, or to know what the machine can do. (*Products by hand* keeps rows in 16 bits between products, where autocast goes back and forth. In float32 the same lines choose the faster of two libraries, oneDNN, which is worth 1.4 on this machine, an AMD.)
+# Each dot says what its step is worth *on top of* those below it. Up to *memory kept* a few dozen lines do, most of them chapter 7's `token_batches`. What comes after brings one more factor, and takes a thousand lines. Write them if a training takes weeks, or to know what the machine can do. (*Products by hand* keeps rows in 16 bits between products, where autocast goes back and forth. In float32 the same lines choose the faster of two libraries, oneDNN, which is worth 1.4 on this machine, an AMD.)
 
 # %%
 staircase.waterfall_chart(stairs)
@@ -566,7 +568,6 @@ raced.groupby(lambda name: name.split(",")[0], sort=False).head(1).round(2)
 # %%
 stages = pd.DataFrame(load_record("gpu-waterfall-small")["stages"]).T
 stages["ms per step"] = 1000 * stages["seconds_per_step"]
-assert stages["times"].iloc[0] > 12 and stages["times"].iloc[-2] > 9
 stages[["times", "ms per step", "mfu"]].astype(float).round(3)
 
 # %% [markdown]
@@ -606,8 +607,8 @@ else:
 # ## Summary
 #
 # - A trick counts if it computes the same numbers (in 16 bits, up to rounding), and if its ratio is clear of the control's.
-# - Begin with what costs a line: padding, sorting, 16 bits, memory. A thousand lines bring a last factor of two.
-# - Ask what a fused operation does with *your* settings. On a CPU, dropout rules out PyTorch's fast attention, and costs its compiler all that it gains.
+# - Begin with what costs a line: padding, sorting, 16 bits, memory. A thousand lines bring one more factor.
+# - Ask what a fused operation does with *your* settings. On a CPU, dropout rules out PyTorch's fast attention, and costs its compiler much of what it gains.
 # - A part's worth depends on the others: say whether it was added or taken out.
 # - On a GPU a small model waits for launches. Larger batches help at once, and a recording nine times.
 #
