@@ -17,7 +17,7 @@ def race_frame(reports: Mapping[str, Any]) -> pd.DataFrame:
     rows = {}
     for name, report in reports.items():
         rounds = report["rounds"] or [1.0]  # ours is the measure: it has none
-        mib = round(report["peak_bytes"] / 2**20)
+        mib = round(report.get("peak_bytes", 0) / 2**20)
         rows[name] = [report["times"], min(rounds), max(rounds), mib]
     names = ["times as long as ours", "lowest", "highest", "peak MiB"]
     return pd.DataFrame.from_dict(rows, orient="index", columns=names)
