@@ -531,7 +531,7 @@ stairs = staircase.stairs_frame(load_record("speed-stairs"))
 staircase.lines_chart(stairs)
 
 # %% [markdown]
-# Each dot says what its step is worth *on top of* those below it. Up to *memory kept* a few dozen lines do, most of them chapter 7's `token_batches`. What comes after brings one more factor, and takes a thousand lines. Write them if a training takes weeks, or to know what the machine can do. (*Products by hand* keeps rows in 16 bits between products, where autocast goes back and forth. In float32 the same lines choose the faster of two libraries, oneDNN, which is worth 1.4 on this machine, an AMD.)
+# Each dot says what its step is worth *on top of* those below it. Up to *memory kept* a few dozen lines do, most of them chapter 7's `token_batches`. What comes after brings one more factor, and takes a thousand lines. Three steps in a row, *loss in chunks*, *rows* and *products by hand*, gain no more than the control varies: they save memory, and the C builds on them. Write all this if a training takes weeks, or to know what the machine can do. (*Products by hand* keeps rows in 16 bits between products, where autocast goes back and forth. In float32 the same lines choose the faster of two libraries, oneDNN, which is worth 1.4 on this machine, an AMD.)
 
 # %%
 staircase.waterfall_chart(stairs)
