@@ -51,10 +51,11 @@ def lines_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
         base.mark_line(interpolate="step-after", color=GREY),
         base.mark_circle(size=60, color=PALETTE[0], opacity=1),
     ]
-    early = used["code"] < 20
+    early, flat = used["code"] < 20, used["speed"].pct_change() < 0.05
     for rows, place in (
         (early, {"align": "left", "dx": 26, "dy": -9}),
-        (~early, {"align": "right", "dx": -7, "dy": -8}),
+        (flat, {"align": "left", "dx": 6, "dy": 9, "angle": 40}),
+        (~early & ~flat, {"align": "right", "dx": -7, "dy": -8}),
     ):
         text = alt.Chart(used[rows]).mark_text(fontSize=11, **place)
         layers.append(text.encode(x, y, text="step:N"))
