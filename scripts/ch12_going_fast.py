@@ -16,17 +16,17 @@
 # %% [markdown]
 # # Chapter 12 · Going fast
 #
-# After this chapter you can make a training step faster, show that it still computes the same numbers, and say what each trick is worth and how sure you are.
+# After this chapter you can make a training step many times as fast, show that it still computes the same numbers, and say what each trick is worth and what it costs in lines of code.
 #
 # | | |
 # |---|---|
 # | In the paper | §5.1, §5.2, Table 2 |
-# | Time | 20 minutes to read, 45 with the code; a quarter of a minute to run on a CPU |
+# | Time | 20 minutes to read, 60 with the code; a minute to run on a CPU |
 # | Before, after | [Chapter 11 · Where the time goes](ch11_where_the_time_goes.ipynb) · [Chapter 13 · Decoding fast](ch13_decoding_fast.ipynb) |
 #
-# *If you read only three cells:* the class `LinearProduct`, the class `LinearCrossEntropy`, the chart of *What each part is worth*.
+# *If you read only three cells:* the function `duel`, the class `LinearCrossEntropy`, the chart of *The whole staircase*.
 #
-# Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary; **F** the feed-forward layer's width, **N** rows, one for each real token.
+# Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **V** vocabulary; **N** rows, one for each real token.
 
 # %% tags=["bootstrap"]
 import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
@@ -40,8 +40,13 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 import ctypes
 import math
 import platform
-from collections.abc import Callable, Sequence
-from typing import Any
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -49,69 +54,397 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function, gradcheck
-from torch.autograd.function import once_differentiable
+from torch.utils.benchmark import Timer
 
+from scripts import ROOT
 from scripts.book.exercises import check
-from scripts.book.figures.speed import duel_frame, race_frame, switches_chart
-from scripts.book.instruments import saved_bytes
+from scripts.book.figures import staircase
+from scripts.book.instruments import alive_bytes
 from scripts.book.records import load_record
-from scripts.ch04_encoder_decoder import LayerNorm
-from scripts.ch06_training import LabelSmoothing
-from scripts.ch11_where_the_time_goes import SMALL, affine
+from scripts.ch01_attention import attention
+from scripts.ch04_encoder_decoder import EncoderDecoder, LayerNorm, make_model
+from scripts.ch06_training import BOS, EOS, PAD, Batch, LabelSmoothing, batch_loss
+from scripts.ch07_multi30k import Example, make_batch, token_batches
+from scripts.ch11_where_the_time_goes import affine
+from scripts.core.settings import multiplies_bf16
 
 # %%
-torch.set_default_dtype(torch.float64)  # so that "the same numbers" means to ten digits
+torch.set_num_threads(1)
+half = multiplies_bf16(torch.device("cpu"))  # has this processor products of 16-bit numbers?
 
 # %% [markdown]
-# ## The rules of the game
+# ## Two programs in turn
 #
-# > **In short.** A faster step must be the same step: the same weights, outputs and gradients. "Faster" is a ratio of two programs' times, measured in turns.
+# > **In short.** "Faster" is a ratio of two programs' times, taken in turns. A program that races itself shows what chance does.
 #
-# Each trick is a switch of [`scripts/fast/fast.py`](../scripts/fast/fast.py), which is made of this chapter's pieces. For each switch, tests check that outputs and gradients equal the textbook's. (In 16 bits, as bfloat16 or *bf16*, they are held to a bound. Dropout draws other masks, so outputs are compared without it.) A *kernel* is one compiled loop that does a whole operation.
+# We climb a staircase. Each step makes the program below it faster, and must compute the same numbers. A *duel* times the two: in each round both run once, and only the ratio of their times counts, since a slow moment of the machine hits both. We count the processor's seconds (`time.process_time`), not the clock's, so other programs matter little.
 #
-# What each is worth is recorded in `results/speed-steps.json`, for one machine and chapter 9's model. **Predict.** Our program was timed in many rounds on this machine. How far apart are the slowest and the fastest?
+# **Your turn.** Write `duel`. Who goes first must alternate: the second finds a warmer or a fuller cache.
+
+
+# %% tags=["yours"]
+def duel(before: Callable, after: Callable, rounds: int = 6) -> list[float]:
+    """How many times as long `before` takes as `after`, in each of the rounds.
+
+    Each runs once to warm up. Who goes first alternates, and begins with `before`. Times are this
+    process's seconds on the processor.
+    """
+    before()
+    after()
+    ratios = []
+    for number in range(rounds):
+        seconds = [0.0, 0.0]
+        for who in (0, 1) if number % 2 == 0 else (1, 0):
+            start = time.process_time()
+            (before, after)[who]()
+            seconds[who] = time.process_time() - start
+        ratios.append(seconds[0] / seconds[1])
+    return ratios
+
 
 # %%
-record = load_record("speed-steps")
-found = record["reports"]["ours"]
-print(f"{found['lowest']:,.0f} to {found['highest']:,.0f} target tokens a second")
+turns = []
+work = lambda name, size: turns.append(name) or sum(range(size))  # noqa: E731
+ratios = duel(partial(work, "b", 400_000), partial(work, "a", 100_000), rounds=3)
+assert "".join(turns) == "ba" + "ba" + "ab" + "ba" and len(ratios) == 3
+assert 1.5 < statistics.median(ratios) < 10, "four times the work"
 
 # %% [markdown]
-# They differ by a tenth. So in a *duel* two programs take steps in turn, and in each of five rounds only the ratio of their times counts: a slow moment hits both. Ours races itself *without* one part, and also itself as it is. This last duel, the **control**, shows what chance does, and gives a rule for the others:
-#
-# - **clear**: every round's ratio is beyond all of the control's. Between equal programs the chance of that is $2/\binom{10}{5} = 1/126$.
-# - **likely**: all five are on one side of 1. If order plays no part, chance does that once in 16 times, so one of 20 may well be luck.
-# - **can't tell**: everything else.
+# The contenders train chapter 4's model, with one layer on each side, on 96 pairs of random words whose lengths are like Multi30k's. A *lap* takes an optimizer step on each batch.
 
 
 # %%
-def how_sure(rounds: Sequence[float], control: Sequence[float]) -> str:
-    """What the ratios of a duel can say, beside those of two programs that are the same."""
-    if min(rounds) > max(control) or max(rounds) < min(control):
-        return "clear"
-    return "likely" if min(rounds) > 1 or max(rounds) < 1 else "can't tell"
+VOCAB, ADAM = 8192, {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
 
 
-# %%
-both = {"float32": record["reports"], "bf16": record["half"]["reports"]}
-for precision, reports in both.items():
-    print(precision, *(f"{ratio:.2f}" for ratio in reports["ours again"]["rounds"]))
+def random_pair(rng: random.Random) -> Example:
+    """Lengths spread as in Multi30k; which words they are plays no part."""
+    source = min(50, max(4, round(rng.lognormvariate(math.log(13.5), 0.35))))
+    target = round(source * rng.uniform(0.8, 1.2))
+    return Example([*range(4, 4 + source), EOS], [BOS, *range(4, 4 + target), EOS])
+
+
+def fresh_model() -> EncoderDecoder:
+    """The same random weights each time."""
+    torch.manual_seed(0)
+    return make_model(VOCAB, VOCAB, 1, 128, 512, h=4, dropout=0.1, norm_first=True, tie="all")
+
+
+def laps(batches, model=None, half=False, fused=None) -> Callable[[], None]:
+    """A lap: a training step on each batch; the forward pass in 16 bits if `half`."""
+    model, criterion = model or fresh_model(), LabelSmoothing()
+    optimizer = torch.optim.Adam(model.parameters(), fused=fused, **ADAM)
+
+    def lap() -> None:
+        for batch in batches:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                loss, _ = batch_loss(model, batch, criterion)
+            (loss / batch.ntokens).backward()
+            optimizer.step()
+
+    return lap
+
+
+def show(ratios: list[float], at_least: float = 0.0, what: str = "") -> None:
+    """Print a duel's median and range, and check the median."""
+    middle = statistics.median(ratios)
+    print(f"duel: {middle:.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f}) {what}")
+    assert middle > at_least, "slower than any of our machines: does something else run?"
+
+
+def total_loss(model: nn.Module, batches: list[Batch]) -> float:
+    """The loss of all batches without dropout: what must stay the same."""
+    return sum(batch_loss(model.eval(), b, LabelSmoothing())[0].item() for b in batches)
+
 
 # %% [markdown]
-# The ratios of equal programs differ by 2 to 3%. In bf16 all five are below 1: the first in turn may be a little faster there.
+# First the control. **Predict.** How far from 1 are the ratios of a program against itself?
+
+# %%
+rng = random.Random(0)
+pairs = [random_pair(rng) for _ in range(96)]
+to_longest = [make_batch(pairs[i : i + 32]) for i in (0, 32, 64)]
+show(duel(*[laps(to_longest[:1])] * 2), at_least=0.8)
+
+# %% [markdown]
+# The control differs from 1 by a few percent. A step that gains less can't be seen here: that takes a larger model and more rounds.
+#
+# ## Padding
+#
+# > **In short.** The cheapest product is the one that you don't compute.
+#
+# The Annotated Transformer pads each pair to a fixed width, 72. Step one pads to the batch's longest sentence instead. Step two puts sentences of like length together (chapter 7's `token_batches`).
+
+
+# %%
+wide = lambda ids, width: F.pad(ids, (0, width - ids.size(1)))  # noqa: E731
+to_72 = [Batch(wide(b.src, 72), wide(b.full, 73)) for b in to_longest]
+plan = token_batches(pairs, max(batch.tgt_y.numel() for batch in to_longest), rng)
+in_buckets = [make_batch([pairs[i] for i in indices]) for indices in plan]
+losses = [total_loss(fresh_model(), batches) for batches in (to_longest, to_72, in_buckets)]
+assert np.allclose(losses, losses[0], rtol=1e-5)
+show(duel(laps(to_72), laps(to_longest), 3), at_least=1.5, what="padded to the longest")
+show(duel(laps(to_longest), laps(in_buckets), 4), at_least=1.1, what="sorted")
+
+# %% [markdown]
+# ## One line: 16 bits
+#
+# > **In short.** Where a processor has products of 16-bit numbers, they take half the time or less. Everything else stays in 32 bits.
+#
+# A bfloat16, or *bf16*, is the first half of a float32: the same range, but 8 binary digits instead of 24. `torch.autocast` rounds the factors of products to it; sums inside a product are in 32 bits, and so are weights and Adam (Micikevicius et al. 2018). So the numbers are the same only up to rounding. Most GPUs of today can do it, and some CPUs (AVX512-BF16, AMX).
+
+# %%
+show(duel(laps(in_buckets), laps(in_buckets, half=half)), at_least=1.1 if half else 0.8)
+
+# %% [markdown]
+# ## One call: keep memory
+#
+# > **In short.** The C library gives a large freed tensor back to the operating system. The next one gets fresh pages, each zeroed first.
+#
+# Settings of glibc keep what is freed. They hold for the whole process, so the duel switches them back and forth. (Off is not quite glibc's own state, which adapts; but a fresh process is as slow.)
+
+
+# %%
+KEPT = {-4: 0, -1: -1, -2: 64 * 2**20, -8: 1}  # M_MMAP_MAX, _TRIM_THRESHOLD, _TOP_PAD, _ARENA_MAX
+USUAL = {-4: 65_536, -1: 64 * 2**20, -2: 0, -3: 32 * 2**20}  # -3: M_MMAP_THRESHOLD
+
+
+def keep_memory(settings: dict[int, int] = KEPT) -> bool:
+    """Have the C library keep freed memory for the next tensor. False if it isn't glibc."""
+    is_glibc = platform.libc_ver()[0] == "glibc"
+    return is_glibc and all([ctypes.CDLL(None).mallopt(*pair) == 1 for pair in settings.items()])
+
+
+# %%
+lap = laps(in_buckets, half=half)
+show(duel(lambda: (keep_memory(USUAL), lap()), lambda: (keep_memory(), lap())), at_least=0.8)
+
+# %% [markdown]
+# ## PyTorch's fused parts
+#
+# > **In short.** An operation in one kernel reads and writes its numbers once; in five kernels, five times.
+#
+# Chapter 4's LayerNorm passes over a tensor nine times. `F.layer_norm` does all while a row is in the cache: it is one *kernel*, a compiled loop for a whole operation. `Adam(fused=True)` updates all weights in one pass. `become` lets a model's parts compute by another class, with the same weights.
+
+
+# %%
+def become(model: nn.Module, old: type, new: type) -> nn.Module:
+    """`model`, whose parts of class `old` compute as `new` from now on; the weights stay."""
+    for part in model.modules():
+        if type(part) is old:
+            part.__class__ = new
+    return model
+
+
+class FusedNorm(LayerNorm):
+    """Chapter 4's LayerNorm in one kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+
+
+# %%
+fused_model = lambda: become(fresh_model(), LayerNorm, FusedNorm)  # noqa: E731
+assert math.isclose(total_loss(fused_model(), in_buckets), losses[0], rel_tol=1e-5)
+program = laps(in_buckets, fused_model(), half=half, fused=True)
+show(duel(laps(in_buckets, half=half), program, 10), what="LayerNorm and Adam")
+qkv = torch.randn(3, 64, 4, 16, 32, requires_grad=True)  # each (B, H, T, d_k)
+plain = lambda: attention(*qkv, dropout=F.dropout)[0].sum().backward()  # noqa: E731
+fused = lambda: F.scaled_dot_product_attention(*qkv, dropout_p=0.5).sum().backward()  # noqa: E731
+show(duel(plain, fused), what="attention alone")
+
+# %% [markdown]
+# The second line is a **dead end**, and a good lesson. On a GPU `scaled_dot_product_attention` is FlashAttention (Dao et al. 2022), which keeps no scores in memory. There is such a kernel for CPUs, too, but it has no dropout. With dropout the function falls back to plain operations, and gains nothing. We leave it out.
+#
+# Another dead end: **joint projections**. One product for Q, K and V with a matrix of (3·D, D) looks better than three. In an earlier [record](../results/speed-steps.json) it is worth 1.009, and the same program against itself 1.009, so we removed it.
+#
+# ## `torch.compile`
+#
+# > **In short.** PyTorch's compiler fuses small operations by itself, in one line. It needs a C++ compiler and time; whether it pays depends on what it finds.
+#
+# `torch.compile(f)` records the operations of `f`, and writes and compiles C++ that does them in few passes. Our whole step takes it a minute or two, so here is a piece: chapter 4's LayerNorm, ReLU and dropout. **Predict.** Which of two rates of dropout, 0 and 0.1, gains more?
+
+
+# %%
+norm, x = LayerNorm(512).requires_grad_(False), torch.randn(1024, 512)
+tail = lambda x, p: F.dropout(norm(x).relu(), p)  # noqa: E731
+if shutil.which("g++"):
+    quick = torch.compile(tail)
+    for p in (0.0, 0.1):
+        show(duel(partial(tail, x, p), partial(quick, x, p), 20), what=f"dropout {p}")
+else:
+    print("duel: skipped, as there is no C++ compiler")
+
+# %% [markdown]
+# Without dropout the compiler's single pass is several times as fast. With dropout much of the gain is lost, for in the C++ that it writes, random numbers are made one at a time (look for `normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). A whole step with 16 bits and dropout became no faster at all when we tried (`python -m scripts.studies.race_training compiled` does, for ours and for others). On a GPU random numbers are made in parallel.
+#
+# ## What dropout costs
+#
+# > **In short.** Dropout's arithmetic costs almost nothing. Its random numbers are among the most expensive numbers of the step.
+#
+# `F.dropout` draws a random number for each entry, but a mask needs only a yes or a no. We cut 64 random bits into four numbers of 16: an entry is dropped if its number is below $p\cdot 65{,}536$, rounded.
+
+
+# %%
+DRAWS = 2**16  # the values of 16 random bits
+
+
+def keep_mask(shape: torch.Size, p: float, like: Tensor) -> Tensor:
+    """1 where an entry stays and 0 where dropout takes it: `shape`, in the dtype of `like`."""
+    entries = math.prod(shape)
+    seed = int(torch.randint(2**63 - 1, ()))  # from PyTorch's generator; NumPy's makes bits faster
+    bits = np.random.SFC64(seed).random_raw(-(-entries // 4)).view(np.uint16)[:entries]
+    return torch.from_numpy(bits >= round(p * DRAWS)).to(like.dtype).view(shape)
+
+
+def keep_scale(p: float) -> float:
+    """What the kept entries are multiplied by, so that the mean stays: 1/(1 − p), p as rounded."""
+    return 1 / (1 - round(p * DRAWS) / DRAWS)
+
+
+class BitDropout(nn.Dropout):
+    """Dropout from 16 random bits an entry."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = keep_mask(x.shape, self.p, x) * keep_scale(self.p) if self.training else 1
+        return x * mask
+
+
+# %%
+x, drop, from_bits = torch.ones(1000, 1000), nn.Dropout(0.25), BitDropout(0.25)
+dropped = from_bits(x)
+assert abs((dropped == 0).double().mean() - 0.25) < 0.003 and abs(dropped.mean() - 1) < 0.005
+show(duel(partial(drop, x), partial(from_bits, x), 20), at_least=1.2, what="alone")
+before, bit_model = program, become(fused_model(), nn.Dropout, BitDropout)
+program = laps(in_buckets, bit_model, half=half, fused=True)
+show(duel(before, program, 10), what="in the model")
+
+# %% [markdown]
+# In this small model the loss takes most of the time, so the second duel may not tell the two apart. At full size the step is worth 1.15 (the record below).
+#
+# ## A loss that never holds all logits
+#
+# > **In short.** The logits are the largest tensor of the step. Make a few rows at a time, and overwrite them.
+#
+# For 2,048 targets and 8,192 words the logits $z = XW^\top + b$ take 64 MiB. The gradients of the smoothed loss (chapter 6) are:
+#
+# $$ \frac{\partial\ell}{\partial z} = P - Y,\qquad \frac{\partial\ell}{\partial X} = (P - Y)\,W,\qquad \frac{\partial\ell}{\partial W} = (P - Y)^\top X $$
+#
+# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. Only $P$ is a full matrix (N, V). The labels are one entry a row, and $\varepsilon/V$ is the same everywhere: from each row of $\partial\ell/\partial X$ it subtracts $\varepsilon\,\bar w$, where $\bar w$ (D,) is the mean row of $W$. The gradients begin with that. Then a loop makes `chunk` rows of logits at a time, overwrites them with $P$, subtracts $1-\varepsilon$ at each label, and adds the two products. So the gradients are ready before the backward pass begins. A `Function` is an operation whose backward pass we write ourselves; `ctx` keeps what it needs.
+#
+# **Your turn.** Write `forward`.
+
+
+# %%
+def softmax_(logits: Tensor, wide: torch.dtype) -> Tensor:
+    """Overwrite logits z (n, V) with their softmax; log Σ exp z of each row, (n, 1), in `wide`."""
+    log_z = logits.to(wide).logsumexp(dim=1, keepdim=True)  # (n, 1)
+    logits.copy_((logits - log_z).exp_())
+    return log_z
+
+
+# %% tags=["yours"]
+class LinearCrossEntropy(Function):
+    """The generator's product and the smoothed loss in one."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, labels, smoothing, chunk, onednn=False, softmax_=softmax_):
+        """x (N, D), weight (V, D), bias (V,), labels (N,), to `LabelSmoothing`'s two sums.
+
+        At most `chunk` rows of logits are alive. Saves the gradients.
+        """
+        wide, certain, share = weight.dtype, 1 - smoothing, smoothing / len(weight)
+        factors, offset = weight.to(x.dtype), bias.to(x.dtype)
+        mean_weight, mean_bias = weight.mean(0), bias.mean()  # the mean logit is x·w̄ + b̄
+        by_x = (-smoothing * mean_weight).repeat(len(x), 1)
+        by_weight = (-share * x.sum(0, dtype=wide)).repeat(len(weight), 1)
+        by_bias = torch.full_like(bias, -share * len(x))
+        nll, spread = weight.new_zeros(2)
+        parts = (t.split(chunk) for t in (x, labels[:, None], by_x))
+        for rows, label, by_rows in zip(*parts, strict=True):
+            logits = affine(rows, factors, offset, onednn)  # (n, V)
+            right = logits.gather(1, label).to(wide)  # (n, 1)
+            log_z = softmax_(logits, wide)  # (n, 1); the logits are P now
+            nll += (log_z - right).sum()
+            spread += (log_z.squeeze(1) - rows.to(wide) @ mean_weight - mean_bias).sum()
+            # Before the products: later it would be a small difference of two rounded numbers.
+            logits.scatter_(1, label, ((right - log_z).exp() - certain).to(logits.dtype))
+            by_rows += affine(logits, factors.T, None, onednn)
+            by_weight += logits.T @ rows
+            by_bias += logits.sum(0)
+        ctx.save_for_backward(by_x.to(x.dtype), by_weight, by_bias)
+        ctx.mark_non_differentiable(nll)
+        return certain * nll + smoothing * spread, nll.clone()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor, _) -> tuple[Tensor | None, ...]:
+        """The gradients that `forward` saved, times the loss's own."""
+        return *(saved * grad for saved in ctx.saved_tensors), *[None] * 5
+
+
+# %%
+shapes, labels = ((7, 4), (11, 4), (11,)), torch.tensor([3, 1, 10, 2, 5, 5, 9])
+leaves = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+in_chunks = lambda *w: LinearCrossEntropy.apply(*w, labels, 0.1, 3)  # noqa: E731
+textbook = LabelSmoothing(0.1)(F.linear(*leaves), labels)
+torch.testing.assert_close(in_chunks(*leaves), textbook)
+assert gradcheck(lambda *w: in_chunks(*w)[0], leaves)
+
+# %% [markdown]
+# `gradcheck` (chapter 1) compares our gradients with differences in float64. Memory, through the loss and its backward pass, for 1,024 rows (**predict** how often the textbook's curve has the logits' 32 MiB):
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+x, labels = torch.randn(1024, 128, requires_grad=True), torch.arange(1, 1025)
+proj, smooth = fresh_model().generator.proj, {"label_smoothing": 0.1, "reduction": "sum"}
+ways = {
+    "textbook": lambda: LabelSmoothing()(proj(x), labels)[0],
+    "in chunks": lambda: LinearCrossEntropy.apply(x, proj.weight, proj.bias, labels, 0.1, 256)[0],
+    "F.cross_entropy": lambda: F.cross_entropy(proj(x), labels, **smooth),
+}
+backward = lambda way: ways[way]().backward()  # noqa: E731
+curves = {way: alive_bytes(backward, way) for way in ways}
+assert (times := max(curves["textbook"]) / max(curves["in chunks"])) > 2
+staircase.memory_chart(curves, f"The textbook's loss takes {times:.0f} times the memory")
+
+# %% [markdown]
+# The textbook's backward pass holds five tensors as large as the logits. PyTorch's `F.cross_entropy` knows smoothing, too, in one line, and holds fewer. Now time, each against the textbook's loss. PyTorch 2.13 also has our idea, `F.linear_cross_entropy`. It lacks smoothing in chunks, but smoothing is linear: it adds $\varepsilon \sum (z_y - \bar z)$, the right logit minus the mean one.
+
+
+# %%
+def pytorchs_chunks() -> Tensor:
+    """The smoothed loss by PyTorch's chunks."""
+    head = {"options": nn.LinearCrossEntropyOptions(), "linear_bias": proj.bias}
+    plain = F.linear_cross_entropy(x, proj.weight, labels, reduction="sum", **head)
+    mean = x.sum(0) @ proj.weight.mean(0) + len(x) * proj.bias.mean()
+    return plain + 0.1 * ((x * proj.weight[labels]).sum() + proj.bias[labels].sum() - mean)
+
+
+if hasattr(nn, "LinearCrossEntropyOptions"):
+    ways["F.linear_cross_entropy"] = pytorchs_chunks
+for way in [*ways][1:]:
+    torch.testing.assert_close(ways[way](), ways["textbook"](), rtol=1e-5, atol=0.0)
+    show(duel(partial(backward, "textbook"), partial(backward, way), rounds=4), what=way)
+
+# %% [markdown]
+# All compute the same loss. `F.cross_entropy` takes one line, so begin there. PyTorch's chunks were made to save memory, and gain no more than that. Ours stays, since it is the fastest on this series' machine.
 #
 # ## Rows instead of rectangles
 #
 # > **In short.** Only attention needs to know which tokens form a sentence. Give everything else a plain list of tokens, and padding is gone.
 #
-# Chapter 7's buckets leave some padding. So a batch becomes rows (N, D), one for each real token. Attention spreads them into a rectangle, and gathers them again.
+# Even buckets leave some padding. So a batch becomes rows (N, D), one for each real token: chapter 4's layers take them as they are. Attention alone spreads them into a rectangle, and gathers them again.
+#
+# **Your turn.** Write `Layout`.
 
 
-# %%
+# %% tags=["yours"]
 class Layout:
     """Which cells of a padded rectangle (B, T) have rows: with `packed` the real ones, else all.
 
-    `slots` (N,) is each row's cell, b·T + t, in reading order; `positions` (N,) its t.
+    It keeps `shape`, (B, T); `slots` (N,), each row's cell b·T + t in reading order; `positions`
+    (N,), its t; `full`, whether all cells have rows; and `real`, or None if nothing is hidden.
     """
 
     def __init__(self, real: Tensor, packed: bool):
@@ -121,12 +454,6 @@ class Layout:
         self.slots = cells if self.full else cells[real.flatten()]
         self.positions = self.slots % real.size(1)
         self.real = None if packed and self.full else real  # without padding, nothing is hidden
-
-    def bias(self, dtype: torch.dtype) -> Tensor | None:
-        """What is added to the scores so that padding keys get no weight: (B, 1, 1, T)."""
-        if self.real is None:
-            return None
-        return torch.where(self.real, 0.0, -math.inf).to(dtype)[:, None, None, :]
 
     def rows(self, rectangle: Tensor) -> Tensor:
         """(B, T) to (N,): the cells that have rows."""
@@ -147,478 +474,148 @@ class Layout:
 
 # %%
 real = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]]).bool()  # (B, T): lengths 2, 1 and 3
-layout = Layout(real, packed=True)
-print("cells:", layout.slots.tolist(), " places:", layout.positions.tolist())
-x = torch.randn(6, 4)  # rows (N, D)
-torch.testing.assert_close(layout.gather(layout.spread(x)), x)  # there and back
+layout, x = Layout(real, packed=True), torch.randn(6, 4)  # rows (N, D)
+cells = layout.spread(x)  # (B, T, D)
+assert layout.positions.tolist() == [0, 1, 0, 0, 1, 2] and layout.rows(real).all()
+assert cells[1, 0].equal(x[2]) and not cells[~real].any() and layout.gather(cells).equal(x)
+
 
 # %%
-duels = duel_frame(both, how_sure)
-duels.loc["rows"]
+layout, layer = Layout(to_longest[0].tgt_y != PAD, True), fresh_model().eval().encoder.layers[0]
+layer, cells = layer.feed_forward, torch.randn(*layout.shape, 128)
+by_rows = lambda: layout.spread(layer(layout.gather(cells)))  # noqa: E731
+torch.testing.assert_close(layout.gather(by_rows()), layout.gather(layer(cells)))
+show(duel(lambda: layer(cells).sum().backward(), lambda: by_rows().sum().backward()))
 
 # %% [markdown]
-# The first column is the median ratio. Each line compares the finished program, including the C code below, with the same without this part. (Without rows attention also takes a slower path, which flatters this line.)
+# ## Last, C
 #
-# ## One kernel for LayerNorm
+# > **In short.** Where no library has the loop that you need, write it. It is the most code for the gain, so it comes last.
 #
-# > **In short.** Five operations that each pass over the tensor cost more than four times the traffic of one.
-#
-# Chapter 4's LayerNorm reads the tensor five times (mean and variance, a difference, two products, a sum) and writes it four times. `F.layer_norm` does it all while a row is in the cache.
+# `BitDropout` makes bits, compares, converts and multiplies: four passes, and a mask that is kept for the backward pass. A loop of our own needs one pass and no mask. This one is from [`passes.c`](../scripts/fast/passes.c):
 
 # %%
-torch.manual_seed(0)
-norm = LayerNorm(16)
-norm.load_state_dict({"weight": torch.linspace(0.5, 2, 16), "bias": torch.linspace(-1, 1, 16)})
-x = torch.randn(5, 16)  # (N, D)
-fused = F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
-torch.testing.assert_close(fused, norm(x), rtol=1e-12, atol=1e-12)
-duels.loc["LayerNorm in one kernel"]
+code = (SOURCE := ROOT / "scripts" / "fast" / "passes.c").read_text("utf-8")
+print(code[(start := code.index("/* dropout(x) of")) : code.index("\n}\n", start) + 2])
 
 # %% [markdown]
-# ## Products by another library
+# Line by line. `PARALLEL` shares the blocks of 256 numbers out among threads. `room` is a place on the stack, in the nearest cache: all of a block's work happens there. `get` fetches a block as floats, from 32 or 16 bits. `SIMD` tells the compiler that a loop's rounds are independent, so it can do 16 at a time. `draw` makes 256 times 16 random bits from the seed and the block's number `b` alone: so the backward pass draws the *same* bits again, and nothing is kept. (Generators without a state are called counter-based; this is Philox, Salmon et al. 2011.) `thin` sets to 0 what is below the limit. `gate` does ReLU, `more` adds the residual: two more operations in the same pass. `put` rounds back.
 #
-# > **In short.** Several libraries multiply matrices: ask which is faster *here*.
-#
-# On x86 `F.linear` uses MKL for float32; chapter 11's `affine` reaches oneDNN.
-#
-# A `Function` is an operation whose backward pass we write ourselves. `forward` keeps in `ctx` what will be needed. `backward` gets the gradient of the result and returns one for each argument: `None` for flags.
+# A C function is a call away: compile the file, load it, pass addresses.
 
 
 # %%
-class LinearProduct(Function):
-    """`F.linear` in the dtype of x, by oneDNN if asked; weights and their gradients keep theirs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, onednn: bool) -> Tensor:
-        """x (N, D), weight (F, D), bias (F,), to (N, F) in the dtype of x."""
-        ctx.kind, ctx.onednn = weight.dtype, onednn
-        weight = weight.to(x.dtype)
-        ctx.save_for_backward(x, weight)
-        return affine(x, weight, bias.to(x.dtype), onednn)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients with respect to x, weight and bias."""
-        x, weight = ctx.saved_tensors
-        by_x = affine(grad, weight.T, None, ctx.onednn)  # grad·W: affine transposes
-        # The same product either way; it is quicker with the wider factor in front.
-        by_weight = (x.T @ grad).T if grad.size(1) < x.size(1) else grad.T @ x
-        return by_x, by_weight.to(ctx.kind), grad.sum(0).to(ctx.kind), None
-
+x, out, p, address = torch.randn(1024, 512), torch.empty(1024, 512), 0.1, ctypes.c_void_p
+mask = np.array([1, round(p * DRAWS)]).tobytes() + np.float32(keep_scale(p)).tobytes()
+source, target, size, one = map(address, (x.data_ptr(), out.data_ptr(), x.numel(), 1))
+with tempfile.TemporaryDirectory() as folder:
+    command = f"cc -O3 -march=native -fno-math-errno -fopenmp-simd -shared -fPIC -o {folder}/c.so"
+    built = subprocess.run(f"{command} '{SOURCE}' -lm", shell=True, capture_output=True)
+    library = None if built.returncode else ctypes.CDLL(f"{folder}/c.so")
+if library:
+    in_c = lambda: library.drop(source, None, size, None, None, mask, target, None, one)  # noqa: E731
+    show(duel(lambda: BitDropout(p)(x), in_c, 20), at_least=1.2)
+    torch.testing.assert_close(out, torch.where(out == 0, 0.0, x * keep_scale(p)))
+else:
+    print("duel: skipped, as there is no C compiler")
 
 # %% [markdown]
-# `gradcheck` (chapter 1) checks our formulas in float64; a test compares oneDNN's results in float32.
+# The series' fast path, [`scripts/fast`](../scripts/fast/fast.py), goes on in this way: LayerNorm, the loss's softmax, and attention of each head of each sentence within the nearest cache. Tests hold its outputs and gradients equal to the textbook's. It is about a thousand lines.
+#
+# ## The whole staircase
+#
+# > **In short.** Few lines bring most of the speed. A thousand lines bring the rest, and only they show what the machine can do.
+#
+# Now chapter 9's model at full size, again by the processor's seconds on one thread, in seven rounds: `python -m scripts.studies.race_training stairs --save`. **Predict.** Which part of the speed needs the most code?
 
 # %%
-leaves = [torch.randn(*shape, requires_grad=True) for shape in ((7, 12), (20, 12), (20,))]
-assert gradcheck(lambda *given: LinearProduct.apply(*given, True), leaves)
+stairs = staircase.stairs_frame(load_record("speed-stairs"))
+staircase.lines_chart(stairs)
 
 # %% [markdown]
-# We also tried *joint projections*: Q, K and V in one `F.linear`.
+# Each dot says what its step is worth *on top of* those below it. Up to *memory kept* a few dozen lines do, most of them chapter 7's `token_batches`. What comes after brings one more factor, and takes a thousand lines. Three steps in a row, *loss in chunks*, *rows* and *products by hand*, gain no more than the control varies: they save memory, and the C builds on them. Write all this if a training takes weeks, or to know what the machine can do. (*Products by hand* keeps rows in 16 bits between products, where autocast goes back and forth. In float32 the same lines choose the faster of two libraries, oneDNN, which is worth 1.4 on this machine, an AMD.)
 
 # %%
-duels.loc[["oneDNN's products", "joint projections"]]
+staircase.waterfall_chart(stairs)
 
 # %% [markdown]
-# Don't expect float32's 1.4 elsewhere: MKL is Intel's, and this processor AMD's. In bf16 PyTorch calls oneDNN itself. Joint projections aren't clear of the control, so we removed them.
-#
-# ## What dropout costs
-#
-# > **In short.** Dropout's arithmetic costs almost nothing. Its random numbers are the most expensive numbers of the step.
-#
-# **Predict.** The hidden rows of one feed-forward layer come from a product of a billion operations. How long does their dropout take, beside that product?
+# **Where parts overlap.** A waterfall depends on its order. Another measure takes a single part *out* of the finished program. An older record has that for nine parts in float32:
 
 # %%
-seconds = {operation["operation"]: operation["seconds"] for operation in record["operations"]}
-for name in ("feed-forward, out", "dropout", "dropout, 16 bits"):
-    print(f"{name}: {1000 * seconds[name]:.1f} ms")
+steps = load_record("speed-steps")["reports"]
+alone = [steps[name]["times"] for name in steps if "without" in name and "joint" not in name]
+print(f"product of {len(alone)}: {math.prod(alone):.2f}; all out: {steps['textbook']['times']:.2f}")
 
 # %% [markdown]
-# Nearly twice as long. `F.dropout` draws a random number for each entry, but a mask needs only a yes or a no. We cut 64 random bits into four numbers of 16 (the third line): an entry is dropped if its number is below $p\cdot 65{,}536$, rounded.
-
-
-# %%
-DRAWS = 2**16  # the values of 16 random bits
-
-
-def keep_mask(shape: torch.Size, p: float, like: Tensor) -> Tensor:
-    """1 where an entry stays and 0 where dropout takes it: `shape`, in the dtype of `like`."""
-    entries = math.prod(shape)
-    seed = int(torch.randint(2**63 - 1, ()))  # from PyTorch's generator; NumPy's makes bits faster
-    bits = np.random.SFC64(seed).random_raw(-(-entries // 4)).view(np.uint16)[:entries]
-    return torch.from_numpy(bits >= round(p * DRAWS)).to(like.dtype).view(shape)
-
-
-def keep_scale(p: float) -> float:
-    """What the kept entries are multiplied by, so that the mean stays: 1/(1 − p), p as rounded."""
-    return 1 / (1 - round(p * DRAWS) / DRAWS)
-
+# The parts overlap: who takes 16-bit dropout out also takes out its loop in C, so the gain of that loop is counted twice. A part has no worth of its own, only a worth *beside the others*.
+#
+# **Do 16 bits learn as well?** Chapter 9's `small` was trained to the end in both, with one seed, in two versions of our code (records [precision-multi30k](../results/precision-multi30k.json) and [-earlier](../results/archive/precision-multi30k-earlier.json)). The loss is as low; BLEU is 0 to 0.9 lower in 16 bits, never higher. Two pairs can't say whether that is chance.
+#
+# **Against others.** The same batches on the same machine, in turns; for each program the best of the settings that were tried: both precisions, memory kept or not. (Not everything is equal: ours has the fused Adam; two of the others have 1.5% more weights; x-transformers has no biases in its attention, and less dropout.)
 
 # %%
-print(f"float32, no dropout: {record['reports']['no dropout at all']['times']:.2f} times as long")
-duels.loc["dropout from 16 bits"]
+raced = staircase.race_frame(load_record("speed-peers")["reports"]).sort_values(
+    "times as long as ours"
+)
+raced.groupby(lambda name: name.split(",")[0], sort=False).head(1).round(2)
 
 # %% [markdown]
-# Now a step without any dropout is hardly shorter (the first line).
+# This is one model on one machine, by the clock, on two threads. `make bench` repeats the race on yours.
 #
-# ## Attention by hand
-#
-# > **In short.** If you write attention's backward pass yourself, only five things are stored: Q, K, V, the weights and the mask.
-#
-# Shapes: $Q$, the result $O$ and its gradient $G = \partial\ell/\partial O$ (B·H, T, d_k); $K$, $V$ (B·H, S, d_k); $Z$, $A$, $M$ (B·H, T, S).
-#
-# With the scores $Z = QK^\top/\sqrt{d_k} + \text{bias}$, the weights $A = \mathrm{softmax}(Z)$, the dropout mask $M$ of zeros and ones, and $c = 1/(1-p)$:
-#
-# $$ O = c\,(A \odot M)\,V $$
-#
-# $$ \frac{\partial\ell}{\partial V} = c\,(A\odot M)^\top G,\qquad
-#    \frac{\partial\ell}{\partial A} = c\,(G V^\top)\odot M,\qquad
-#    \frac{\partial\ell}{\partial Z} = A\odot\Big(\frac{\partial\ell}{\partial A} - \sum_{s} A_{\cdot s}\,\frac{\partial\ell}{\partial A_{\cdot s}}\Big) $$
-#
-# $$ \frac{\partial\ell}{\partial Q} = \frac{1}{\sqrt{d_k}}\,\frac{\partial\ell}{\partial Z}\,K,\qquad
-#    \frac{\partial\ell}{\partial K} = \frac{1}{\sqrt{d_k}}\,\Big(\frac{\partial\ell}{\partial Z}\Big)^{\!\top} Q $$
-#
-# The sum runs over a row of $A$.
-
-
-# %%
-def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """scale · a @ b, with the scale inside the product: (n, i, j), (n, j, k) to (n, i, k)."""
-    return torch.baddbmm(a.new_empty(1, 1, 1), a, b, beta=0, alpha=scale)  # 0: unread
-
-
-# %%
-class AttentionCore(Function):
-    """softmax(QKᵀ/√d_k + bias)·V (§3.2.1) with dropout on the weights, and its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, p: float) -> Tensor:
-        """q (B, H, T, d_k), k and v (B, H, S, d_k), bias broadcast to (B, H, T, S); to the shape of q."""
-        B, H, T, d_k = q.shape
-        ctx.p = p
-        q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (B·H, T or S, d_k), contiguous
-        wide = torch.promote_types(q.dtype, torch.float32)  # softmax is for 32 bits and more
-        weights = scaled_product(q, k.mT, d_k**-0.5).to(wide)  # (B·H, T, S)
-        if bias is not None:
-            weights.view(B, H, T, -1).add_(bias)
-        torch.softmax(weights, dim=-1, out=weights)
-        kept = keep_mask(weights.shape, p, q) if p else None
-        ctx.save_for_backward(q, k, v, weights, kept)
-        thinned = weights.to(q.dtype) if kept is None else weights.to(q.dtype) * kept
-        return scaled_product(thinned, v, keep_scale(p)).unflatten(0, (B, H))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of q, k and v, each of its own shape."""
-        q, k, v, weights, kept = ctx.saved_tensors
-        heads, grad, c = grad.shape[:2], grad.flatten(0, 1), keep_scale(ctx.p)  # grad (B·H, T, d_k)
-        thinned = weights.to(q.dtype) if kept is None else weights.to(q.dtype) * kept
-        by_v = scaled_product(thinned.mT, grad, c)
-        by_weights = scaled_product(grad, v.mT, c)  # (B·H, T, S)
-        if kept is not None:
-            by_weights *= kept
-        wide, scale = weights.dtype, q.size(-1) ** -0.5
-        by_scores = torch._softmax_backward_data(by_weights.to(wide), weights, -1, wide)  # ∂ℓ/∂Z
-        by_scores = by_scores.to(q.dtype)
-        by_q, by_k = scaled_product(by_scores, k, scale), scaled_product(by_scores.mT, q, scale)
-        return *(x.unflatten(0, heads) for x in (by_q, by_k, by_v)), None, None
-
-
-# %%
-torch.manual_seed(1)
-q, k, v = (torch.randn(2, 2, n, 3, requires_grad=True) for n in (4, 5, 5))  # (B, H, T or S, d_k)
-mask = torch.zeros(2, 1, 1, 5)
-mask[0, ..., 3:] = -math.inf  # padding
-pytorchs = F.scaled_dot_product_attention(q, k, v, mask)
-torch.testing.assert_close(AttentionCore.apply(q, k, v, mask, 0.0), pytorchs)
-for p in (0.0, 0.3):
-
-    def core(*qkv: Tensor) -> Tensor:
-        torch.manual_seed(0)  # gradcheck calls this many times, and needs the same mask each time
-        return AttentionCore.apply(*qkv, mask, p)  # noqa: B023
-
-    assert gradcheck(core, (q, k, v))
-duels.loc["attention by hand"]
-
-# %% [markdown]
-# "Without it" is PyTorch's `F.scaled_dot_product_attention`. Its fast kernel for CPUs has no dropout, so plain operations take its place.
-#
-# ## A loss that never holds all logits
-#
-# > **In short.** The logits are the largest tensor of the step. Make a few rows at a time, and overwrite them.
-#
-# For 2,048 targets and 8,192 words the logits $z = XW^\top + b$ take 64 MiB. The gradients of the smoothed loss (chapter 6) are:
-#
-# $$ \frac{\partial\ell}{\partial z} = P - Y,\qquad \frac{\partial\ell}{\partial X} = (P - Y)\,W,\qquad \frac{\partial\ell}{\partial W} = (P - Y)^\top X $$
-#
-# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. Only $P$ is a full matrix (N, V). The labels are one entry a row, and $\varepsilon/V$ is the same everywhere: from each row of $\partial\ell/\partial X$ it subtracts $\varepsilon\,\bar w$, where $\bar w$ (D,) is the mean row of $W$. So a loop makes `chunk` rows of logits at a time, and does this to them:
-#
-# 1. overwrite them with $P$;
-# 2. subtract $1-\varepsilon$ at each label;
-# 3. take the two products.
-#
-# So the gradients are ready before the backward pass begins.
-
-
-# %%
-def probabilities_(logits: Tensor, wide: torch.dtype) -> Tensor:
-    """Overwrite logits z (n, V) with their softmax; log Σ exp z of each row, (n, 1), in `wide`."""
-    log_z = logits.to(wide).logsumexp(dim=1, keepdim=True)  # (n, 1)
-    logits.copy_((logits - log_z).exp_())
-    return log_z
-
-
-# %%
-class LinearCrossEntropy(Function):
-    """The generator's product and the smoothed loss in one; gradients are made if `wanted`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        labels: Tensor,
-        smoothing: float,
-        chunk: int,
-        onednn: bool,
-        wanted: bool,
-        overwrite: Callable[..., Tensor] = probabilities_,
-    ) -> tuple[Tensor, Tensor]:
-        """x (N, D), weight (V, D), bias (V,), labels (N,); to the two sums of `LabelSmoothing`."""
-        kind, certain = weight.dtype, 1 - smoothing
-        factors, offset = weight.to(x.dtype), bias.to(x.dtype)
-        mean_weight, mean_bias = weight.mean(0), bias.mean()  # the mean logit is x·w̄ + b̄
-        nll, spread = weight.new_zeros(()), weight.new_zeros(())
-        by_x, by_weight, by_bias = (torch.zeros_like(t, dtype=kind) for t in (x, weight, bias))
-        chunks = (t.split(chunk) for t in (x, labels[:, None], by_x))
-        for rows, label, by_rows in zip(*chunks, strict=True):
-            logits = affine(rows, factors, offset, onednn)  # (n, V)
-            right = logits.gather(1, label).to(kind)  # (n, 1)
-            log_z = overwrite(logits, kind)  # (n, 1); the logits are P now
-            nll += (log_z - right).sum()
-            spread += (log_z.squeeze(1) - rows.to(kind) @ mean_weight - mean_bias).sum()
-            if wanted:
-                # Before the products: later it would be a small difference of two rounded numbers.
-                at_label = ((right - log_z).exp() - certain).to(x.dtype)
-                logits.scatter_(1, label, at_label)
-                by_rows.copy_(affine(logits, factors.T, None, onednn))
-                by_weight += logits.T @ rows
-                by_bias += logits.sum(0)
-        if wanted:  # and −ε/V in each entry of ∂ℓ/∂z
-            by_x -= smoothing * mean_weight
-            by_weight -= smoothing / len(weight) * x.sum(0, dtype=kind)
-            by_bias -= smoothing / len(weight) * len(x)
-            ctx.save_for_backward(by_x.to(x.dtype), by_weight, by_bias)
-        ctx.mark_non_differentiable(nll)
-        return certain * nll + smoothing * spread, nll
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients that `forward` stored, times the loss's own."""
-        return *(stored * grad for stored in ctx.saved_tensors), *[None] * 6
-
-
-# %%
-torch.manual_seed(2)
-leaves = [torch.randn(*shape, requires_grad=True) for shape in ((7, 4), (11, 4), (11,))]
-labels, textbook = torch.randint(0, 11, (7,)), LabelSmoothing(0.1, padding_idx=-1)
-chunked = lambda *w: LinearCrossEntropy.apply(*w, labels, 0.1, 3, False, True)  # noqa: E731
-torch.testing.assert_close(chunked(*leaves), textbook(F.linear(*leaves), labels))
-assert gradcheck(lambda *w: chunked(*w)[0], leaves)
-
-# %% [markdown]
-# **Predict.** For 2,048 rows and 8,192 columns in single precision: how much does the textbook's loss keep for the backward pass, and how much does ours?
-
-# %%
-proj, labels = nn.Linear(SMALL.d_model, SMALL.vocab, dtype=torch.float32), torch.arange(2048)
-x = torch.randn(2048, SMALL.d_model, dtype=torch.float32, requires_grad=True)
-given = (x, proj.weight, proj.bias, labels, 0.1, 512, False)
-kept = {
-    "textbook": saved_bytes(lambda: LabelSmoothing(0.1)(proj(x), labels)),
-    "ours": saved_bytes(lambda: LinearCrossEntropy.apply(*given, True)),
-}
-print(*(f"{name}: {size / 2**20:.0f} MiB" for name, size in kept.items()), sep="\n")
-for precision, reports in both.items():
-    mib = [reports[name]["peak_bytes"] / 2**20 for name in ("ours", "without loss in chunks")]
-    print(f"whole step in {precision}: {mib[0]:,.0f} MiB at most; {mib[1]:,.0f} without it")
-duels.loc["loss in chunks"]
-
-# %% [markdown]
-# Both keep 10 MiB: the textbook keeps rows and weights, ours their gradients. The textbook also keeps the logits. The whole step saves more: in its backward pass the textbook's loss holds five tensors as large as the logits, 320 MiB.
-#
-# ## One pass, in C
-#
-# > **In short.** PyTorch's kernels run one after the other, and each reads and writes all numbers. A loop of our own does in one pass what several did.
-#
-# The C behind [`passes.py`](../scripts/fast/passes.py) has this chapter's formulas as loops over rows. A machine without a C compiler uses the code above. The C can do two things that PyTorch's operations can't:
-#
-# - **Dropout keeps no mask.** The backward pass draws the same bits again.
-# - **Attention stays with its rows.** The numbers of one head of one sentence fit into the nearest cache. The backward pass computes the weights again.
-#
-# A generator without a state can draw the bits of any place again. Philox (Salmon et al. 2011) makes 128 bits from a *counter*, here the place of the number, and a *key*, the seed.
-
-
-# %%
-def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
-    """Philox4x32-10: four words of 32 bits, from a counter of four and a key of two."""
-    a, b, c, d = counter
-    for i in range(10):
-        first, second = key[0] + i * 0x9E3779B9, key[1] + i * 0xBB67AE85
-        x, y = 0xD2511F53 * a, 0xCD9E8D57 * c  # 64 bits each
-        words = (y >> 32) ^ b ^ first, y, (x >> 32) ^ d ^ second, x
-        a, b, c, d = (word % 2**32 for word in words)
-    return [a, b, c, d]
-
-
-# %%
-authors_answer = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
-assert philox([0, 0, 0, 0], [0, 0]) == authors_answer
-for place in ([0, 0, 0, 0], [1, 0, 0, 0]):  # neighbours, with nothing in common
-    print(*(f"{word:08x}" for word in philox(place, [0, 0])))
-duels.loc["small things in C"]
-
-# %% [markdown]
-# "Without it" is the code above, without the C.
-#
-# ## bfloat16
-#
-# > **In short.** On most of today's GPUs and a few CPUs, products of 16-bit numbers cost a fraction of those of 32-bit numbers. Use 16 bits for products only.
-#
-# bfloat16, or bf16, is the first half of a float32: the same range, but 8 binary digits instead of 24. A product rounds three times (both factors and the result) and sums in 32 bits. Everything else stays in 32 bits (Micikevicius et al. 2018; PyTorch's `autocast` does much the same).
-#
-# **Predict.** By the profiler, products are three quarters of our step in float32. In bf16 this machine does a large product at twice the rate. How many times as long does a step take in float32 as in bf16?
-
-# %%
-account = pd.DataFrame(record["accounts"])  # seconds of a step by kind, as in chapter 11
-products = account.loc[["matrix products", "attention's products"]].sum() / account.sum()
-peers = load_record("speed-peers")
-gain, wide = peers["matrix_rate_bf16"] / peers["matrix_rate"], peers["reports"]["ours, float32"]
-most = 1 / (1 - products["float32"] + products["float32"] / gain)
-print(f"{products['float32']:.0%} at {gain:.1f} times the rate: about {most:.2f} times")
-print(f"measured: {wide['times']:.2f} ({min(wide['rounds']):.2f} to {max(wide['rounds']):.2f})")
-
-# %% [markdown]
-# More than the estimate: in bf16 products take little more than a third of their time in float32, not half. The rest shrinks as well.
-#
-# Does the model learn as much? Chapter 9's `small` was trained to the end in both, with one seed, on the same machine. An earlier pair is from another machine, before our C was written.
-
-# %%
-pair, earlier = (load_record(f"precision-multi30k{end}") for end in ("", "-earlier"))
-print(f"all steps of the training: {pair['times_as_fast']['seconds']:.2f} times as long in float32")
-bleu = {}
-runs = pair["runs"] | {f"{name}, earlier": run for name, run in earlier["runs"].items()}
-for name, run in runs.items():
-    bleu[name] = {"val": run["chosen_by_val_bleu"]["best epoch"]}
-    bleu[name] |= {split: test["bleu"] for split, test in run["test"].items()}
-    bleu[name]["val. nats"] = run["history"][-1]["val_loss"]
-pd.DataFrame(bleu).T.round(2)
-
-# %% [markdown]
-# In bf16 the loss is as low in both pairs. BLEU is 0 to 0.9 lower, never higher. Two pairs with one seed can't say whether that is chance. The trainings' ratio, 1.65, is less than the step's; they didn't take turns.
-#
-# ## Around the step
-#
-# > **In short.** Three settings are outside the model: memory, the optimizer's kernel, and threads.
-#
-# **Freed memory.** The C library returns a large freed tensor to the operating system. The next one gets fresh pages, each zeroed first. Four settings of glibc keep what is freed.
-
-
-# %%
-def keep_memory() -> bool:
-    """Have the C library keep freed memory for the next tensor. False if it isn't glibc."""
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    settings = {  # by the numbers of mallopt(3)
-        -4: 0,  # M_MMAP_MAX
-        -1: -1,  # M_TRIM_THRESHOLD: never
-        -2: 64 * 2**20,  # M_TOP_PAD
-        -8: 1,  # M_ARENA_MAX: a thread's own heap is given back when it shrinks
-    }
-    return all([ctypes.CDLL(None).mallopt(*setting) == 1 for setting in settings.items()])
-
-
-# %% [markdown]
-# **Adam.** `torch.optim.Adam` passes over all weights many times; with `fused=True`, once. **Threads.** We use one for each core. **Predict.** How many times as long does a step take with one thread instead of two?
-
-# %%
-print(f"one thread: {record['reports']['one thread']['times']:.2f} times as long")
-duels.loc[["freed memory kept", "the fused Adam"]]
-
-# %% [markdown]
-# Less than twice: Python runs on one core in any case, and two cores share one memory.
-#
-# ## What each part is worth
-#
-# > **In short.** Most parts are worth their code. If products are fast, everything else counts more.
-
-# %%
-switches_chart(duels.reset_index())
-
-# %% [markdown]
-# For three of 20 duels we can't tell. That doesn't mean "worth nothing": seeing one percent takes more rounds. In bf16 five parts are worth more than in float32, in every round: LayerNorm, attention, the loss, dropout, and C.
-#
-# **Predict.** How many times as long as ours in float32 does the textbook's code take for a real token: padded to 72, in buckets, in buckets with freed memory kept?
-
-# %%
-names = ["textbook, padded to 72", "textbook", "textbook, memory kept"]
-race_frame(record["reports"]).loc[names].round(2)
-
-# %% [markdown]
-# Padded to 72, as in The Annotated Transformer, the textbook's code takes five times as long as in buckets. All this chapter's tricks together are worth a factor of 2.2 in float32, and 4.7 with bf16 (README's table of speed).
-#
-# ## Where the time goes now
-#
-# > **In short.** Products are three quarters of our step in float32. In bf16 they are cheap, and little more than half.
-#
-# This is chapter 11's account of a step, in milliseconds, with freed memory kept. **Predict** which rows shrink.
-
-# %%
-print(*(f"{name}: {share:.0%} is products" for name, share in products.items()), sep="\n")
-(1000 * account.T.assign(all=account.sum()).T).round().astype(int)
-
-# %% [markdown]
-# Products get faster with the other library, and in bf16 with smaller factors. The rest falls from 278 ms to 90 in float32: random bits, LayerNorm, softmax, attention and most sums are now 36 ms in C. Without the profiler, a step takes 0.33 s: 1.9 times chapter 11's floor. The textbook's takes 3.7 times.
-#
-# ## Against others
-#
-# > **In short.** The same batches on the same machine, in turns; for each program, the best of the settings that were tried.
-#
-# The others run in float32 and under `autocast`, as they come and with freed memory kept. The batches' size is tuned for none of them. Not everything is equal: ours has the fused Adam; MarianMTModel and x-transformers have 1.5% more weights; and x-transformers has no biases in its attention, no dropout after a sublayer, and GELU instead of ReLU.
-
-# %%
-raced = race_frame(peers["reports"]).sort_values("times as long as ours")
-raced.groupby(lambda name: name.split(",")[0], sort=False).head(1).round(2)  # each one's best
-
-# %% [markdown]
-# This is one model on one machine. `make bench` repeats the race on yours.
-#
-# ## On a GPU
+# ## A GPU
 #
 # > **In short.** A GPU finishes one small task before Python asks for the next. So ask less often.
 #
-# The CPU *launches* each kernel, and the launch can take longer than the kernel. Each decision that depends on the data ("how many rows are real?") makes the CPU wait for the GPU. So there we use **few static shapes**: each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least. For each shape a whole optimizer [step](../scripts/core/steps.py) is recorded once, and launched as a whole: a **CUDA graph**.
-#
-# On a borrowed H200 we timed the small model's step in five stages, in turns; each adds something to the one before (`python -m scripts.studies.waterfall small`). **Predict.** Which stage gains most?
+# On a GPU the CPU *launches* each kernel, and for a small model the launch takes longer than the kernel. So the staircase is another one. On a borrowed H200 we timed the small model's step in five stages, in turns (`python -m scripts.studies.waterfall small`). **Predict.** Which stage gains most?
 
 # %%
-waterfall = load_record("gpu-waterfall-small")
-stages = pd.DataFrame(waterfall["stages"]).T
+stages = pd.DataFrame(load_record("gpu-waterfall-small")["stages"]).T
 stages["ms per step"] = 1000 * stages["seconds_per_step"]
 stages[["times", "ms per step", "mfu"]].astype(float).round(3)
 
 # %% [markdown]
-# `times` is the median ratio to the last stage. 16-bit factors gain nothing, since products weren't what took the time. The recording gains most: the same launches take a ninth of the time, since they no longer wait for Python. Still, the share of the card's 16-bit rate that is useful work, `mfu`, is 2.5%: this model is too small for such a card.
+# `times` is the median ratio to the last stage, `mfu` the useful share of the card's 16-bit rate. In all 12.3. Sixteen bits gain nothing, for products weren't what took the time. **Few shapes**: each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least, and no decision depends on data, for which the CPU would wait. Then a whole [step](../scripts/core/steps.py) can be recorded once for each shape and launched at once: a **CUDA graph**. Its gain is 9.
+
+# %%
+eager, recorded = stages["ms per step"].iloc[-2:]
+assert round(eager / recorded) == 9
+staircase.launches_chart(
+    eager, recorded, "Launched one by one, the GPU works a ninth of the time at most"
+)
+
+# %% [markdown]
+# What follows from the picture:
 #
+# - **Batch size.** As long as launches take the time, a larger batch costs nothing. Try that first.
+# - **Compile or record?** `torch.compile` fuses kernels, so there are fewer and each moves less; `mode="reduce-overhead"` also records them as a CUDA graph. If a model is small, recording is what counts; if it is large, fusing.
+# - **16 bits and FlashAttention** count when kernels take the time: wide models, long texts. At our 14 tokens attention's own products are 1% of the FLOPs (chapter 11).
+#
+# If you have a GPU, see for yourself: chapter 4's encoder, in three ways.
+
+
+# %%
+if torch.cuda.is_available():
+    ids, graph = torch.randint(EOS + 1, VOCAB, (32, 16)).cuda(), torch.cuda.CUDAGraph()
+    encode = fresh_model().cuda().half().eval().requires_grad_(False).encode
+    encode(ids)  # a recording must find all libraries loaded
+    with torch.cuda.graph(graph):
+        encode(ids)
+    ways = {"one by one": encode, "compiled": torch.compile(encode)}
+    for name, way in (ways | {"recorded": lambda _: graph.replay()}).items():
+        print(name, Timer("way(ids)", globals={"way": way, "ids": ids}).blocked_autorange())
+else:
+    print("no GPU here: the record above is an H200's")
+
+# %% [markdown]
 # ## Summary
 #
-# - A trick counts if it computes the same numbers (in 16 bits: within a bound), and if its ratio is clear of the control's. The fused Adam's isn't; it is one argument, so it stays.
-# - Batching by length is worth a factor of 5; all tricks together 2.2 in float32, and 4.7 with bf16.
-# - A backward pass by hand keeps only what it needs, and `gradcheck` tests it.
-# - bf16 makes products cheap; then everything else counts, and should take one pass each.
+# - A trick counts if it computes the same numbers (in 16 bits, up to rounding), and if its ratio is clear of the control's.
+# - Begin with what costs a line: padding, sorting, 16 bits, memory. A thousand lines bring one more factor.
+# - Ask what a fused operation does with *your* settings. On a CPU, dropout rules out PyTorch's fast attention, and costs its compiler much of what it gains.
+# - A part's worth depends on the others: say whether it was added or taken out.
+# - On a GPU a small model waits for launches. Larger batches help at once, and a recording nine times.
+#
+# **What the paper did that we don't.** It batched by length, too, with 25,000 tokens a side, on eight GPUs (§5.1).
 #
 # ## Exercises
 #
@@ -632,41 +629,25 @@ stages[["times", "ms per step", "mfu"]].astype(float).round(3)
 
 
 # %%
-def packed_attention(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], causal: bool) -> Tensor:
-    """Rows (N, d) of sentences of these lengths, one after the other, to (N, d)."""
-    ...
+def packed_attention(
+    q: Tensor, k: Tensor, v: Tensor, lengths: list[int], causal: bool
+) -> Tensor: ...
 
 
 check(packed_attention)
 
 # %% [markdown]
-# ### Exercise 2 · Another loss in chunks
-#
-# *code · difficulty ●●○ · worth ●●○ · 20 minutes*
-#
-# The *z-loss* keeps logits from drifting (Chowdhery et al. 2022): $\sum_n (\log Z_n)^2$ with $Z_n = \sum_v e^{z_{nv}}$. Write `chunked_z_loss(x, weight, bias, chunk)` for x (N, D), weight (V, D), bias (V,), which never holds more than `chunk` rows of logits, backward pass included. A `Function` as above can do it. `checkpoint(part, rows, use_reentrant=False)` of `torch.utils.checkpoint` is shorter: it forgets what lies within `part(rows)`, and computes it again in the backward pass. (`solution("chunked_z_loss")` shows ours.)
-
-
-# %%
-def chunked_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor:
-    """Σ (log Z)² for x (N, D), weight (V, D), bias (V,), with `chunk` rows of logits at a time."""
-    ...
-
-
-check(chunked_z_loss)
-
-# %% [markdown]
-# ### Exercise 3 · What would a check notice?
+# ### Exercise 2 · What would a check notice?
 #
 # *think · difficulty ●●○ · worth ●●○ · 10 minutes*
 #
-# 1. In `AttentionCore.backward`, use `weights` where `thinned` stands. Does `gradcheck` without dropout notice? With it?
+# 1. A friend's `duel` always runs `before` first, and finds a trick that is worth 1.02. What would you ask to see?
 # 2. Take 8 random bits an entry in `keep_mask` rather than 16. Which rate does p = 0.1 become? Suppose that a test counts how many of 400,000 entries are dropped, and allows five standard deviations: does it notice?
 #
 # <details><summary>Answers</summary>
 #
-# 1. Without dropout the two are the same tensor, and nothing can notice. With it the gradient of V goes through dropped weights, and `gradcheck` fails.
-# 2. 26/256, about 0.1016. Most likely not: five standard deviations are 0.0024, and the rate is off by 0.0016.
+# 1. The control: a program against itself, in the same order. In an earlier race of ours, with a fixed order, all five of its ratios were below 1, by 1 to 4%.
+# 2. The rate becomes 26/256, about 0.1016. The test hardly notices: five standard deviations are 0.0024, and the rate is off by 0.0016.
 #
 # </details>
 #

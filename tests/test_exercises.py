@@ -92,7 +92,6 @@ FACTS = {  # arguments, and what our solution should give, from elsewhere
     "sign_test": (([5] * 12, [6] * 8 + [4] * 2 + [5] * 2), 112 / 1024),
     "many_references": ((CAPTIONS, REFERENCES), SACREBLEU),
     "packed_attention": ((Q, K, V, [1, 3], True), attention(Q, K, V, BLOCKS)[0]),
-    "chunked_z_loss": ((Q, K, V[0, :4], 3), (Q @ K.T + V[0, :4]).exp().sum(1).log().square().sum()),
     "decoding_cost": (([1, 2, 2, 3, 5, 7], 0.5, 5.0), 33),
     "may_be_largest": ((LOGITS, torch.full((1, 3), 0.5)), torch.tensor([[False, True, True]])),
     "rollout": ((MAPS,), (MAPS[1].mean(0) + torch.eye(4)) @ (MAPS[0].mean(0) + torch.eye(4)) / 4),

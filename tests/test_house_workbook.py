@@ -72,8 +72,8 @@ def test_a_class_says_what_its_parts_are_called(stem):
     """Its `__init__` is empty, and later cells and trained weights ask for them."""
     for tree in (ast.parse(cell.source) for cell in read(stem).cells if is_yours(cell)):
         for node in (node for node in tree.body if isinstance(node, ast.ClassDef)):
-            (start,) = (f for f in node.body if getattr(f, "name", "") == "__init__")
-            parts = re.findall(r"\bself\.(\w+)(?:: [^=]+)? =", ast.unparse(start))
+            starts = [ast.unparse(f) for f in node.body if getattr(f, "name", "") == "__init__"]
+            parts = re.findall(r"\bself\.(\w+)(?:: [^=]+)? =", "".join(starts))
             lacking = {part for part in parts if f"`{part}`" not in ast.get_docstring(node)}
             assert not lacking, f"{stem}: the docstring of {node.name} doesn't name {lacking}"
 

@@ -28,6 +28,7 @@ from scripts.studies.peers import PEERS, TorchTransformer, peer_loss
 from scripts.studies.race_training import (
     OURS,
     OURS_HALF,
+    STAIRS,
     WITHOUT,
     Contender,
     Runner,
@@ -35,6 +36,7 @@ from scripts.studies.race_training import (
     lengths_of,
     peer_contenders,
     race,
+    stair_contenders,
     step_contenders,
 )
 from scripts.studies.rows import data_of
@@ -82,15 +84,15 @@ def test_pytorchs_transformer_with_our_weights_has_our_loss():
     assert_close(peer_loss(peer, *parts)[0], fast_loss(model, *parts)[0])
 
 
-@pytest.mark.parametrize("fixed", [True, False])
-def test_batches_hold_their_budget_and_predicted_tokens_count(sample, fixed):
-    batches = batches_of(fixed, count=5, max_tokens=400)
-    runner = Runner(Contender(fixed=fixed, shape=SHAPE), batches)
+@pytest.mark.parametrize("batching", ["fixed", "random", "length"])
+def test_batches_hold_their_budget_and_predicted_tokens_count(sample, batching):
+    batches = batches_of(batching, count=5, max_tokens=400)
+    runner = Runner(Contender(batching=batching, shape=SHAPE), batches)
     assert len(batches) == len(runner.batches) == 5
     for examples, batch in zip(batches, runner.batches, strict=True):
         sides = batch.src, batch.tgt
         assert all(side.numel() <= 400 for side in sides)
-        assert {side.size(1) == FIXED_WIDTH for side in sides} == {fixed}
+        assert {side.size(1) == FIXED_WIDTH for side in sides} == {batching == "fixed"}
         assert batch.ntokens == sum(target for _, target in lengths_of(examples))
     assert runner.targets == sum(batch.ntokens for batch in runner.batches)
     report = runner.report([1.0, 2.0, 4.0], {"matrix_rate": 1e9})
@@ -103,7 +105,7 @@ def test_batches_hold_their_budget_and_predicted_tokens_count(sample, fixed):
 def test_a_race_is_of_pairs_in_processes_and_its_record_is_whole(sample):
     contenders = {
         "ours": replace(OURS, shape=SHAPE),
-        "padded": Contender("nn.Transformer", shape=SHAPE, fixed=True),
+        "padded": Contender("nn.Transformer", shape=SHAPE, batching="fixed"),
     }
     record = race(contenders, rounds=3, count=2, max_tokens=200)
     reports = record["reports"]
@@ -122,7 +124,7 @@ def test_a_race_is_of_pairs_in_processes_and_its_record_is_whole(sample):
         race({"ours": contenders["ours"], "dead": dead}, 1, 1, 200)
 
 
-@pytest.mark.parametrize("name, count", [("peers", 9), ("steps", 0), ("base", 1)])
+@pytest.mark.parametrize("name, count", [("peers", 9), ("compiled", 5), ("steps", 0), ("base", 1)])
 def test_what_the_processor_lacks_is_left_out_and_named(sample, name, count, monkeypatch, capsys):
     """No product of 16 bits is timed, and such a record doesn't take the place of a whole one."""
     timed = []
@@ -167,7 +169,7 @@ def test_growth_and_an_account_are_of_one_step(sample, monkeypatch):
     recorded = next(p for p in points if (p["axis"], p["value"]) == ("tokens", 256))
     assert point.keys() == recorded.keys() and point["flops"] == recorded["flops"]
     assert point["bytes"] == pytest.approx(recorded["bytes"], rel=0.02)
-    batches = batches_of(fixed=False, count=2, max_tokens=200)
+    batches = batches_of("length", count=2, max_tokens=200)
     spent = race_training.step_account(replace(OURS, shape=SHAPE), batches)
     assert [*spent] == [*race_training.KINDS, "Python and autograd"]
     assert spent["matrix products"] > 0 and spent["Adam and clipping"] > 0
@@ -176,6 +178,9 @@ def test_growth_and_an_account_are_of_one_step(sample, monkeypatch):
 
 def test_records_are_of_the_contenders_that_the_module_names():
     peers, steps = load_record("speed-peers"), load_record("speed-steps")
+    stairs, climbed = load_record("speed-stairs"), stair_contenders()
+    assert stairs["lines"].keys() == STAIRS.keys() and stairs["reports"].keys() == climbed.keys()
+    assert climbed["C"] == climbed["the same again"] == replace(OURS_HALF, threads=1)
     for reports, contenders in (
         (peers["reports"], peer_contenders()),
         (steps["reports"], step_contenders(OURS)),

@@ -141,14 +141,13 @@ class Box:
         self.tensor = tensor
 
 
-def most_alive(function: Callable[..., object], *inputs: Any) -> int:
-    """Bytes of the tensors made in `function(*inputs)` that are alive at once, at most."""
+def alive_bytes(function: Callable[..., object], *inputs: Any) -> list[int]:
+    """Bytes of the tensors made in `function(*inputs)` that are alive, after each operation."""
     sizes: dict[StorageWeakRef, int] = {}
-    most = 0
+    history = []
 
     class Watcher(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None):
-            nonlocal most
             result = func(*args, **(kwargs or {}))
             for tensor in tree_leaves(result):
                 if isinstance(tensor, Tensor):
@@ -156,12 +155,17 @@ def most_alive(function: Callable[..., object], *inputs: Any) -> int:
                     sizes[StorageWeakRef(storage)] = storage.nbytes()
             for ref in [ref for ref in sizes if ref.expired()]:
                 del sizes[ref]
-            most = max(most, sum(sizes.values()))
+            history.append(sum(sizes.values()))
             return result
 
     with Watcher():
         function(*inputs)
-    return most
+    return history
+
+
+def most_alive(function: Callable[..., object], *inputs: Any) -> int:
+    """Bytes of the tensors made in `function(*inputs)` that are alive at once, at most."""
+    return max(alive_bytes(function, *inputs), default=0)
 
 
 @contextmanager

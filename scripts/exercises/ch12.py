@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from scripts.book.exercises import exercise, normal, probe, with_gradients
+from scripts.book.exercises import exercise, probe, with_gradients
 from scripts.book.instruments import most_alive
 from scripts.ch01_attention import attention, subsequent_mask
 
@@ -37,24 +35,3 @@ def packed_attention(q, k, v, lengths: Sequence[int], causal: bool) -> Tensor:
         mask = subsequent_mask(len(part[0]), q.device)[0] if causal else None  # (T, T)
         outputs.append(attention(*part, mask)[0])
     return torch.cat(outputs)
-
-
-@exercise(
-    lambda: [
-        probe(with_gradients, normal((7, 4), (11, 4), (11,)), 3),
-        probe(with_gradients, [1000 * torch.ones(7, 4), *normal((11, 4), (11,))], 3),
-        lambda f: most_alive(with_gradients, f, normal((128, 4), (512, 4), (512,)), 8) < 262_144,
-    ],
-    "not the loss Σ (log Z)², or not its gradients",
-    "exp overflows for logits of about 1,000; logsumexp avoids that",
-    lambda x, w, b, chunk: F.linear(x, w, b).exp().sum(1).log().square().sum(),
-    "more than half of all logits are in memory at once, be it in the backward pass",
-    lambda x, w, b, chunk: F.linear(x, w, b).logsumexp(1).square().sum(),
-)
-def chunked_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor:
-    """Each chunk's logits are thrown away, and computed again in the backward pass."""
-
-    def part(rows: Tensor) -> Tensor:
-        return F.linear(rows, weight, bias).logsumexp(1).square().sum()
-
-    return sum(checkpoint(part, rows, use_reentrant=False) for rows in x.split(chunk))

@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
-from scripts.ch01_attention import attention
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import check_length
 from scripts.ch04_encoder_decoder import (
@@ -25,15 +26,8 @@ from scripts.ch04_encoder_decoder import (
     SublayerConnection,
 )
 from scripts.ch06_training import Batch, LabelSmoothing
-from scripts.ch12_going_fast import (
-    AttentionCore,
-    Layout,
-    LinearCrossEntropy,
-    LinearProduct,
-    keep_mask,
-    keep_scale,
-    probabilities_,
-)
+from scripts.ch11_where_the_time_goes import affine
+from scripts.ch12_going_fast import Layout, LinearCrossEntropy, keep_mask, keep_scale, softmax_
 from scripts.fast import passes
 from scripts.fast.passes import Attend, Drop, NormRows
 
@@ -50,7 +44,7 @@ class Switches:
 
     packed: bool = True  # rows for real tokens only
     fused_norm: bool = True  # LayerNorm in one kernel
-    attention: Literal["textbook", "sdpa", "ours"] = "ours"
+    attention: Literal["ours", "sdpa"] = "ours"  # which without C is the textbook's
     loss: Literal["textbook", "ours"] = "ours"
     random_bits: bool = True  # dropout masks from 16 random bits an entry
     onednn: bool = True  # oneDNN's products; which library is faster depends on the machine
@@ -62,7 +56,6 @@ FAST = Switches()
 PLAIN = Switches(
     packed=False,
     fused_norm=False,
-    attention="textbook",
     loss="textbook",
     random_bits=False,
     onednn=False,
@@ -87,6 +80,31 @@ def switches_for(device: torch.device, half: bool = False) -> Switches:
 def dropout_rate(module: nn.Module) -> float:
     """The rate that the module's own dropout applies now: 0 in evaluation."""
     return module.dropout.p if module.training else 0.0
+
+
+class LinearProduct(Function):
+    """`F.linear` in the dtype of x, by oneDNN if asked; weights and their gradients keep theirs.
+
+    On x86 `F.linear` takes MKL for float32, which is the slower one on AMD's processors.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, onednn: bool) -> Tensor:
+        """x (N, D), weight (F, D), bias (F,), to (N, F) in the dtype of x."""
+        ctx.kind, ctx.onednn = weight.dtype, onednn
+        weight = weight.to(x.dtype)
+        ctx.save_for_backward(x, weight)
+        return affine(x, weight, bias.to(x.dtype), onednn)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients with respect to x, weight and bias."""
+        x, weight = ctx.saved_tensors
+        by_x = affine(grad, weight.T, None, ctx.onednn)  # grad·W: affine transposes
+        # The same product either way; it is quicker with the wider factor in front.
+        by_weight = (x.T @ grad).T if grad.size(1) < x.size(1) else grad.T @ x
+        return by_x, by_weight.to(ctx.kind), grad.sum(0).to(ctx.kind), None
 
 
 class FastPath:
@@ -175,8 +193,9 @@ class FastPath:
         else:
             keys = places[1].spread(others).split(widths[1:], dim=-1)  # (B, S, D) each
             cells = (places[0].spread(rows), *keys)
-        if bias is None and not causal:
-            bias = places[1].bias(torch.promote_types(rows.dtype, torch.float32))
+        if bias is None and not causal and (real := places[1].real) is not None:
+            wide = torch.promote_types(rows.dtype, torch.float32)
+            bias = torch.where(real, 0.0, -math.inf).to(wide)[:, None, None, :]  # (B, 1, 1, S)
         return places[0].gather(self.attend_cells(layer, *cells, bias, causal))
 
     def attend_cells(
@@ -193,19 +212,18 @@ class FastPath:
         PyTorch's fastest kernel takes the causal mask by name; a mask of numbers rules it out.
         """
         q, k, v = (split_heads(x, layer.h) for x in (q, k, v))  # (B, H, T or S, d_k)
-        way, p, causal = self.switches.attention, dropout_rate(layer), causal and bias is None
-        by_name = causal and way == "sdpa"
-        if causal and not by_name:
+        p, causal = dropout_rate(layer), causal and bias is None
+        if self.switches.attention == "sdpa":
+            mask = None if bias is None else bias.to(q.dtype)
+            heads = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=p, is_causal=causal)
+            return merge_heads(heads)
+        if causal:
             wide, T = torch.promote_types(q.dtype, torch.float32), q.size(-2)
             bias = q.new_full((T, T), -math.inf, dtype=wide).triu(1)
-        if way == "ours":
-            heads = AttentionCore.apply(q, k, v, bias, p)
-        elif way == "sdpa":
-            mask = None if bias is None else bias.to(q.dtype)
-            heads = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=p, is_causal=by_name)
-        else:
-            heads = attention(q, k, v, bias, layer.dropout)[0]
-        return merge_heads(heads)
+        scores = q * q.size(-1) ** -0.5 @ k.mT  # (B, H, T, S)
+        scores = scores if bias is None else scores + bias
+        weights = scores.to(torch.promote_types(q.dtype, torch.float32)).softmax(-1)
+        return merge_heads(self.dropped(weights.to(q.dtype), p) @ v)
 
     def self_attention(
         self,
@@ -287,13 +305,13 @@ class FastPath:
     ) -> tuple[Tensor, Tensor]:
         """`criterion(generator(x), labels)`: x (N, D), labels (N,), to two sums in nats."""
         proj = generator.proj
-        if self.switches.loss == "textbook":
+        # Our loss makes gradients at once, and can't see that nobody wants them.
+        if self.switches.loss == "textbook" or not torch.is_grad_enabled():
             return criterion(self.linear(proj, x), labels)
         chunk = max(1, BYTES_AT_ONCE // (len(proj.weight) * x.element_size()))  # rows
-        # A `Function` can't see that gradients are off, so it is told.
-        options = (criterion.smoothing, chunk, self.switches.onednn, torch.is_grad_enabled())
-        overwrite = passes.softmax_rows_ if self.in_c(x) else probabilities_
-        return LinearCrossEntropy.apply(x, proj.weight, proj.bias, labels, *options, overwrite)
+        overwrite = passes.softmax_rows_ if self.in_c(x) else softmax_
+        options = (criterion.smoothing, chunk, self.switches.onednn, overwrite)
+        return LinearCrossEntropy.apply(x, proj.weight, proj.bias, labels, *options)
 
 
 FAST_PATH = FastPath()

@@ -1,8 +1,10 @@
-"""Races of training steps: `python -m scripts.studies.race_training peers|steps|base|growth`.
+"""Races of training steps: `python -m scripts.studies.race_training stairs|peers|steps|…`.
 
-`peers` times ours against `nn.Transformer`, `MarianMTModel` and x-transformers (ten minutes; it
-needs the packages of `pip install -e '.[bench]'`). `steps` times ours without each of its switches,
-`base` the paper's base model, `growth` steps of many sizes. A GPU has `scripts.studies.waterfall`.
+`stairs` climbs from the textbook's step to ours, `steps` times ours without each of its switches,
+`base` the paper's base model, `growth` steps of many sizes. `peers` times ours against
+`nn.Transformer`, `MarianMTModel` and x-transformers (it needs the packages of
+`pip install -e '.[bench]'`), `compiled` against those under torch.compile. A GPU has
+`scripts.studies.waterfall`.
 
 Two processes are alive at a time, the reference and one contender, which take turns with passes
 over the same batches. On a processor without bfloat16 products (AVX512-BF16), who needs them is
@@ -10,9 +12,11 @@ left out, and named.
 """
 
 import importlib
+import inspect
 import random
 import resource
 import statistics
+import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -24,9 +28,11 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
+from scripts import ROOT
 from scripts import ch11_where_the_time_goes as ch11
+from scripts import ch12_going_fast as ch12
 from scripts.book.command import Command
 from scripts.book.instruments import saved_bytes
 from scripts.book.records import provenance, save_record
@@ -37,12 +43,13 @@ from scripts.ch12_going_fast import keep_mask, keep_memory
 from scripts.core.settings import multiplies_bf16, require_bf16
 from scripts.core.static import ResidentCorpus, longer_side
 from scripts.core.steps import Step
-from scripts.fast.fast import FAST, HALF, Switches, fast_loss
+from scripts.fast.fast import FAST, HALF, PLAIN, LinearProduct, Switches, fast_loss
 from scripts.studies.peers import PACKAGES, PEERS, peer_loss
 from scripts.studies.rows import data_of
 from scripts.studies.turns import account, against, in_turns, seconds_of
 
 CPU = torch.device("cpu")
+RANDOM_WIDTH = 40  # of 51 random pairs the longest has some 30 tokens; one in 700 has more than 40
 Batches = list[list[Example]]
 
 
@@ -51,9 +58,10 @@ class Contender:
     """What a race times: a model, how it is fed, and how it is run. Records show these fields."""
 
     model: str = "series"  # or one of PEERS
-    fixed: bool = False  # batches are padded to 72, instead of made of similar lengths
+    batching: Literal["length", "random", "fixed"] = "length"  # fixed: random, padded to 72
     how: Switches | None = None  # ours; None is the textbook's own code
     autocast: bool = False  # the forward pass under PyTorch's autocast in bfloat16
+    compiled: bool = False  # the loss and its gradient by torch.compile
     keep_memory: bool = False
     fused_adam: bool = False
     threads: int = 2
@@ -69,14 +77,15 @@ OURS = Contender(how=FAST, fused_adam=True, keep_memory=True)
 OURS_HALF = replace(OURS, how=HALF)
 
 
-def batches_of(fixed: bool, count: int = 3, max_tokens: int = 2048) -> Batches:
-    """The batches of a pass, fixed or in buckets: so many tokens a side, padding counted."""
+def batches_of(batching: str, count: int = 3, max_tokens: int = 2048) -> Batches:
+    """The batches of a pass: so many tokens a side, padding counted."""
     rng, examples = random.Random(0), data_of("multi30k", SMALL.vocab).train
-    if not fixed:
+    if batching == "length":
         plan = token_batches(examples, max_tokens, rng)
         return [[examples[i] for i in batch] for batch in plan[:count]]
-    fitting = [example for example in examples if longer_side(example) <= FIXED_WIDTH]
-    return [rng.sample(fitting, max_tokens // FIXED_WIDTH) for _ in range(count)]
+    width = FIXED_WIDTH if batching == "fixed" else RANDOM_WIDTH
+    fitting = [example for example in examples if longer_side(example) <= width]
+    return [rng.sample(fitting, max_tokens // width) for _ in range(count)]
 
 
 def lengths_of(examples: Iterable[Example]) -> list[tuple[int, int]]:
@@ -97,7 +106,7 @@ class Runner:
         self.targets = sum(target for batch in lengths for _, target in batch)
         self.flops = sum(ch11.step_flops(contender.shape, batch) for batch in lengths)
         self.batches = [make_batch(batch) for batch in batches]
-        if contender.fixed:
+        if contender.batching == "fixed":
             wide = [ResidentCorpus(batch, CPU, FIXED_WIDTH) for batch in batches]
             self.batches = [one.batch(torch.arange(one.filler), FIXED_WIDTH) for one in wide]
         self.before = peak_bytes()
@@ -110,15 +119,12 @@ class Runner:
         adam = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
         fused = contender.fused_adam or None  # PyTorch chooses
         self.optimizer = torch.optim.Adam(self.model.parameters(), fused=fused, **adam)
+        how = contender.how
+        loss_of = partial(fast_loss, switches=how) if how else batch_loss
+        loss_of = peer_loss if contender.model in PEERS else loss_of
+        loss_of = torch.compile(loss_of, dynamic=True) if contender.compiled else loss_of
+        self.loss_of = torch.autocast("cpu", torch.bfloat16, contender.autocast)(loss_of)
         self.take = Step(self.model, self.criterion, self.optimizer, self.loss_of, 1.0)
-
-    def loss_of(self, *parts: Any) -> tuple[Tensor, Tensor]:
-        """The loss of (model, batch, criterion) as the contender computes it."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.contender.autocast):
-            if self.contender.model in PEERS:
-                return peer_loss(*parts)
-            switches = self.contender.how
-            return fast_loss(*parts, switches) if switches else batch_loss(*parts)
 
     def lap(self) -> None:
         """An optimizer step on each batch."""
@@ -188,12 +194,15 @@ def race(
 
     def process(name: str) -> ProcessPoolExecutor:
         one = contenders[name]
-        parts = (one, batches_of(one.fixed, count, max_tokens))
+        parts = (one, batches_of(one.batching, count, max_tokens))
         return ProcessPoolExecutor(1, get_context("spawn"), begin, parts)
 
     reference, *others = contenders
     own_paces, reports = [], {}
     with process(reference) as first:
+        _, lap = (seconds_of(partial(ask, first, "pace")) for _ in range(2))  # the first is slow
+        minutes = len(others) * (10 + 4 * (rounds + 1) * lap) / 60  # others take thrice as long
+        print(f"{len(others)} duels of {rounds} rounds: about {minutes:.0f} minutes here")
         for name in others:
             with process(name) as other:
                 laps = {reference: partial(ask, first, "pace"), name: partial(ask, other, "pace")}
@@ -293,6 +302,71 @@ def peer_contenders() -> dict[str, Contender]:
     return contenders
 
 
+def compiled_contenders() -> dict[str, Contender]:
+    """Ours in both precisions, and the others under torch.compile, memory kept."""
+    return {
+        name + ", compiled" * (one.how is None): replace(one, compiled=one.how is None)
+        for name, one in peer_contenders().items()
+        if one.keep_memory
+    }
+
+
+FAST_FILES = ("fast.py", "passes.py", "compiled.py", "passes.c", "simd.h")
+FROM_BITS = [ch12.keep_mask, ch12.keep_scale, ch12.BitDropout]
+STAIRS = {  # what a step changes of the contender and of the switches, and the code that it needs
+    "padded to 72": ({"batching": "fixed"}, {}, []),
+    "padded to the longest": ({"batching": "random"}, {}, ["one line"]),
+    "sorted by length": ({"batching": "length"}, {}, [token_batches]),
+    "autocast": ({"autocast": True}, {}, ["one line"]),
+    "memory kept": ({"keep_memory": True}, {}, [ch12.keep_memory]),
+    "fused parts": ({"fused_adam": True}, {"fused_norm": True}, [ch12.become, ch12.FusedNorm]),
+    "dropout from 16 bits": ({}, {"random_bits": True}, FROM_BITS),
+    "loss in chunks": ({}, {"loss": "ours"}, [ch12.LinearCrossEntropy, ch12.softmax_]),
+    "rows": ({}, {"packed": True}, [ch12.Layout]),
+    "products by hand": ({"autocast": False}, {"half": True, "onednn": True}, [LinearProduct]),
+    "C": ({}, {"compiled": True}, [ROOT / "scripts" / "fast" / name for name in FAST_FILES]),
+}
+
+
+def code_lines(piece: Any) -> int:
+    """Lines, blank ones left out, of a file, a line or a definition."""
+    text = piece.read_text("utf-8") if isinstance(piece, Path) else piece
+    text = text if isinstance(text, str) else inspect.getsource(text)
+    return sum(bool(line.strip()) for line in text.splitlines())
+
+
+def stair_contenders() -> dict[str, Contender]:
+    """Chapter 12's staircase from the bottom up, and its last step again; on one thread."""
+    stair, stairs = Contender(threads=1), {}
+    for name, (change, switches, _) in STAIRS.items():
+        how = replace(stair.how or PLAIN, **switches) if switches else stair.how
+        stair = stairs[name] = replace(stair, **change, how=how)
+    return stairs | {"the same again": stair}
+
+
+def race_stairs(rounds: int = 7) -> dict[str, Any]:
+    """The staircase: processor's seconds of one process, in turns, and each step's lines of code.
+
+    Other programs hardly disturb these, and a race by the clock needs an idle machine.
+    """
+    stairs = stair_contenders()
+    runners = {name: Runner(one, batches_of(one.batching, 1)) for name, one in stairs.items()}
+
+    def pace(runner: Runner) -> float:
+        keep_memory(ch12.KEPT if runner.contender.keep_memory else ch12.USUAL)
+        start = time.process_time()
+        runner.lap()
+        return (time.process_time() - start) / runner.targets
+
+    paces = in_turns({name: partial(pace, runner) for name, runner in runners.items()}, rounds)
+    return {
+        "shape": asdict(SMALL),
+        "contenders": {name: asdict(one) for name, one in stairs.items()},
+        "reports": {name: against(own, paces["C"]) for name, own in paces.items()},
+        "lines": {name: sum(map(code_lines, pieces)) for name, (*_, pieces) in STAIRS.items()},
+    }
+
+
 WITHOUT = {
     "rows": {"packed": False},
     "LayerNorm in one kernel": {"fused_norm": False},
@@ -315,7 +389,7 @@ def step_contenders(ours: Contender) -> dict[str, Contender]:
 def race_steps() -> dict[str, Any]:
     """What each switch is worth in both precisions, where time goes, and the machine's limits."""
     plain = {
-        "textbook, padded to 72": Contender(fixed=True),
+        "textbook, padded to 72": Contender(batching="fixed"),
         "textbook": Contender(),
         "textbook, memory kept": Contender(keep_memory=True),
         "one thread": replace(OURS, threads=1),
@@ -328,7 +402,7 @@ def race_steps() -> dict[str, Any]:
         accounts["bf16"] = OURS_HALF
         half = race(step_contenders(OURS_HALF))
         record["half"] = {key: half[key] for key in ("contenders", "reports", "matrix_rate_bf16")}
-    batches, limits = batches_of(fixed=False), (record["matrix_rate"], bandwidth)
+    batches, limits = batches_of("length"), (record["matrix_rate"], bandwidth)
     floors = [ch11.least_seconds(SMALL, lengths_of(batch), *limits) for batch in batches]
     return record | {
         "bandwidth": round(bandwidth),
@@ -376,6 +450,8 @@ def race_growth() -> dict[str, Any]:
 
 
 RACES = {
+    "stairs": race_stairs,
+    "compiled": lambda: race(compiled_contenders()),
     "peers": lambda: race(peer_contenders()),
     "steps": race_steps,
     "base": race_base,
@@ -387,7 +463,7 @@ RACES = {
 class RaceOptions:
     """Which race."""
 
-    benchmark: Literal["peers", "steps", "base", "growth"] = "peers"
+    benchmark: Literal["stairs", "compiled", "peers", "steps", "base", "growth"] = "peers"
     """Which one."""
     save: bool = False
     """Write results/speed-BENCHMARK.json."""
