@@ -135,7 +135,6 @@ def test_what_the_processor_lacks_is_left_out_and_named(sample, name, count, mon
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     monkeypatch.setattr(race_training, "ProcessPoolExecutor", process)
     monkeypatch.setattr(race_training, "ask", lambda one, *words: 1.0 if len(words) < 2 else {})
-    monkeypatch.setattr(race_training, "measured_operations", lambda: [])
     monkeypatch.setattr(race_training, "step_account", lambda one, batches: timed.append(one))
     assert race_training.main([name]) == 0
     assert timed and not any(one.half for one in timed)

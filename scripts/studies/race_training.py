@@ -27,8 +27,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from scripts import ROOT
 from scripts import ch11_where_the_time_goes as ch11
@@ -39,7 +37,7 @@ from scripts.book.records import provenance, save_record
 from scripts.ch06_training import EOS, LabelSmoothing, batch_loss
 from scripts.ch07_multi30k import FIXED_WIDTH, Example, make_batch, token_batches
 from scripts.ch11_where_the_time_goes import BASE, SMALL, Shape
-from scripts.ch12_going_fast import keep_mask, keep_memory
+from scripts.ch12_going_fast import keep_memory
 from scripts.core.settings import multiplies_bf16, require_bf16
 from scripts.core.static import ResidentCorpus, longer_side
 from scripts.core.steps import Step
@@ -247,48 +245,6 @@ def step_account(contender: Contender, batches: Batches) -> dict[str, float]:
     return account(runner.lap, KINDS, "Python and autograd", len(batches))
 
 
-def measured_operations() -> list[dict[str, Any]]:
-    """Typical operations of a small step, each alone: FLOPs, least bytes and seconds.
-
-    FLOPs of what isn't a product are a convention, and bytes the least that must move.
-    """
-    n, length, D, W, V, H = 2048, 16, SMALL.d_model, SMALL.d_ff, SMALL.vocab, SMALL.h
-    x, wide, logits = (torch.randn(n, width) for width in (D, W, V))
-    y = torch.randn_like(x)
-    heads, others = torch.randn(2, n // length * H, length, D // H)
-    weights = torch.randn(n // length * H, length, length)
-    labels = torch.randint(1, V, (n,))
-    norm = nn.LayerNorm(D)
-    to_qkv, to_wide, to_logits = (torch.randn(width, D) for width in (3 * D, W, V))
-    back = torch.randn(D, W)
-    weight = torch.randn(ch11.parameter_count(SMALL), requires_grad=True)
-    weight.grad = torch.randn_like(weight)
-    adam = torch.optim.Adam([weight], fused=True)
-    products = [
-        (ch11.Product("Q, K, V", 1, n, D, 3 * D), lambda: F.linear(x, to_qkv)),
-        (ch11.Product("feed-forward, out", 1, n, D, W), lambda: F.linear(x, to_wide)),
-        (ch11.Product("feed-forward, back", 1, n, W, D), lambda: F.linear(wide, back)),
-        (ch11.Product("logits", 1, n, D, V), lambda: F.linear(x, to_logits)),
-        (ch11.Product("scores", len(heads), length, D // H, length), lambda: heads @ others.mT),
-    ]
-    passes = [  # with FLOPs and bytes of each entry of a tensor
-        ("softmax of scores", weights, 5, 8, lambda: weights.softmax(-1)),
-        ("LayerNorm", x, 8, 8, lambda: norm(x)),
-        ("residual sum", x, 1, 12, lambda: x + y),
-        ("dropout", wide, 2, 9, lambda: F.dropout(wide, 0.1)),
-        ("dropout, 16 bits", wide, 2, 10, lambda: wide * keep_mask(wide.shape, 0.1, wide)),
-        ("cross-entropy", logits, 5, 4, lambda: F.cross_entropy(logits, labels)),
-        ("Adam", weight, 12, ch11.ADAM_BYTES, adam.step),
-    ]
-    cases = [(p.kind, p.flops, p.bytes, call) for p, call in products]
-    cases += [(name, a * over.numel(), b * over.numel(), call) for name, over, a, b, call in passes]
-    with torch.no_grad():
-        return [
-            {"operation": name, "flops": flops, "bytes": size, "seconds": ch11.best_seconds(call)}
-            for name, flops, size, call in cases
-        ]
-
-
 # The races.
 
 
@@ -395,7 +351,7 @@ def race_steps() -> dict[str, Any]:
         "one thread": replace(OURS, threads=1),
         "no dropout at all": replace(OURS, shape=replace(SMALL, dropout=0.0)),
     }
-    operations, bandwidth = measured_operations(), ch11.memory_bandwidth()
+    bandwidth = ch11.memory_bandwidth()
     record = race(step_contenders(OURS) | plain)
     accounts = {"textbook": Contender(keep_memory=True), "float32": OURS}
     if multiplies_bf16(CPU):
@@ -406,7 +362,6 @@ def race_steps() -> dict[str, Any]:
     floors = [ch11.least_seconds(SMALL, lengths_of(batch), *limits) for batch in batches]
     return record | {
         "bandwidth": round(bandwidth),
-        "operations": operations,
         "floor_seconds": round(statistics.mean(floors), 4),
         "accounts": {n: step_account(one, batches) for n, one in accounts.items()},
     }
