@@ -25,7 +25,7 @@ FAULTS = [
     ),
     ("beam_step", "2 * K", "K", "The same words, but not the same numbers."),
     ("LayerNorm", "torch.rsqrt(variance", "torch.sqrt(-variance", "no number (NaN)"),
-    ("greedy_decode", "model.eval()", "pass", "Yours leaves dropout on"),
+    ("greedy_decode", "with dropout_off(model)", "if True", "Yours leaves dropout on"),
 ]
 
 
@@ -95,7 +95,7 @@ def test_what_is_right_trains_as_ours_does(capsys):
 
 @pytest.mark.slow
 def test_a_wrong_search_shows_after_training(capsys):
-    trains_with(part("greedy_decode", "model.eval()", "pass"), steps=3, beside=2)
+    trains_with(part("greedy_decode", "with dropout_off(model)", "if True"), steps=3, beside=2)
     trains_with(part("greedy_decode", "argmax", "argmin"), steps=3, beside=2)
     said = capsys.readouterr().out
     assert said.count("leaves dropout on") == said.count("our greedy_decode: ") == 3

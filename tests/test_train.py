@@ -60,7 +60,7 @@ MISTAKES = {
     "of heads, 512, not 128": ["--heads", "512"],
     "name must be a plain name": ["--name", "a/b"],
     "than required_chars. 30 vs 61.": ["--vocab", "30"],
-    "10 a batch: raise max_tokens": ["--max_tokens", "10"],
+    "raise max_tokens from 10": ["--max_tokens", "10"],
     "--vocab 8192 on sample: Vocabulary size too high": ["--vocab", "8192"],
     "can't write": ["--name", "taken"],
     "no checkpoint": ["--resume", "--name", "never-started"],
