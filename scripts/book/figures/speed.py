@@ -194,7 +194,7 @@ def two_graphs() -> alt.TopLevelMixin:
     return titled(
         drawn("two_graphs").chart(),
         "Two graphs, and a loop that belongs to neither",
-        "Read upwards. Left: once for a batch. Right: once for every token. Two things go round: "
-        "the token, which the host chooses, and past, which is the last step's present. Blue and "
-        "orange: graphs. Pink: the host. Green: keys and values. R = B, or more with a beam.",
+        "Read upwards. Two things go round: the token, which the host chooses, and past, which is "
+        "the last step's present. Blue and orange: graphs. Pink: the host. Green: keys and "
+        "values. With a beam the host repeats the rows of cross: R = B · beam.",
     )
