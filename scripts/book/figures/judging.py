@@ -118,7 +118,8 @@ def difference_chart(
     columns = alt.Chart(rounded(frame.assign(to=frame["from"] + 0.1)))
     columns = columns.mark_bar(binSpacing=1, color=PALETTE[0], opacity=0.7)
     y = alt.Y("count:Q", title=counted).axis(tickCount=2, minExtent=36)
-    layers = [columns.encode(x.axis(labelFlush=False), y, x2="to:Q")]  # the rules lie beneath
+    y = y.scale(domain=[0, 1.15 * int(frame["count"].max())], nice=False)  # the rules stand out
+    layers = [columns.encode(x.axis(labelFlush=False), y, x2="to:Q")]
     for place in (measured, *ends):
         side = "center" if place == measured else "right" if place < measured else "left"
         label = f"{place:+.2f}" + (", measured" if place == measured else "")
