@@ -118,6 +118,7 @@ def difference_chart(
     columns = alt.Chart(rounded(frame.assign(to=frame["from"] + 0.1)))
     columns = columns.mark_bar(binSpacing=1, color=PALETTE[0], opacity=0.7)
     y = alt.Y("count:Q", title=counted).axis(tickCount=2, minExtent=36)
+    y = y.scale(domain=[0, 1.15 * int(frame["count"].max())], nice=False)  # the rules stand out
     layers = [columns.encode(x.axis(labelFlush=False), y, x2="to:Q")]
     for place in (measured, *ends):
         side = "center" if place == measured else "right" if place < measured else "left"
@@ -126,7 +127,7 @@ def difference_chart(
         line = line.encode(x=alt.X("at:Q", scale=scale))
         text = line.mark_text(y=-8, color=PALETTE[1], align=side).encode(text="label:N")
         dash = [1, 0] if place == measured else [5, 4]
-        layers += [line.mark_rule(color=PALETTE[1], strokeWidth=2, strokeDash=dash), text]
+        layers = [line.mark_rule(color=PALETTE[1], strokeWidth=2, strokeDash=dash), *layers, text]
     return alt.layer(*layers).properties(width=460, height=110)
 
 

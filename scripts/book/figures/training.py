@@ -39,7 +39,10 @@ def learning_curves(
 
 
 def history_chart(history: pd.DataFrame, title: str, caption: str) -> alt.HConcatChart:
-    """Validation BLEU, and both losses, by epoch; `history` has a row for each epoch."""
+    """Validation BLEU, and both losses, by epoch; `history` has a row for each epoch.
+
+    The dashed line is at half of the last BLEU.
+    """
     names = {"train_loss": "training", "val_loss": "validation"}
     both = history.rename(columns=names).melt("epoch", [*names.values()], "split", "loss")
     size = {"points": True, "width": 225, "height": 220}
@@ -53,7 +56,9 @@ def history_chart(history: pd.DataFrame, title: str, caption: str) -> alt.HConca
     last = int(history["epoch"].max())
     x = alt.X("epoch:Q", title="epoch").scale(domain=[1, last], nice=False)
     x = x.axis(values=[1, *range(last % 3 + 3, last + 1, 3)], format="d")
-    panels = (bleu.encode(x) | loss.encode(x)).resolve_scale(color="independent")
+    half = alt.Chart(rounded(pd.DataFrame({"half": [history["val_bleu"].iloc[-1] / 2]})))
+    half = half.mark_rule(strokeDash=[4, 4], color=GREY).encode(y="half:Q")
+    panels = (half + bleu.encode(x) | loss.encode(x)).resolve_scale(color="independent")
     return titled(panels, title, caption, wrap=78)  # the legend stays in its panel
 
 
@@ -72,27 +77,27 @@ def diary(frame: pd.DataFrame) -> alt.HConcatChart:
 def fall_chart(
     rows: Sequence[Mapping[str, float]], end: int, long_steps: Sequence[int]
 ) -> alt.VConcatChart:
-    """What was read last, how long translations are, and their BLEU, around the epoch's `end`.
+    """How long translations are, and their BLEU, around the epoch's `end`.
 
-    The orange lines are the `long_steps`.
+    A second curve is the BLEU of the texts cut where they begin to repeat. The orange lines are
+    the `long_steps`.
     """
-    frame = pd.DataFrame(rows)
-    panels = {
-        "recent_length": "labels in a caption,\nlast ten steps",
-        "length_ratio": "length of outputs /\nof references",
-        "bleu": "validation BLEU",
-    }
-    last = "step since the epoch began; dashed: its end; orange: the five long steps"
+    names = {"bleu": "as it is", "bleu_cut": "cut before repeats"}
+    frame, size = pd.DataFrame(rows), {"points": True, "width": 480, "height": 130}
+    both = frame.rename(columns=names).melt("step", [*names.values()], "text", "BLEU")
+    hues = alt.Color("text:N", sort=[*names.values()]).scale(range=[PALETTE[0], PALETTE[2]])
+    hues = hues.legend(title=None, orient="bottom-left", symbolType="stroke", fillColor="white")
+    ratio = lines(frame, "step", "length_ratio", y_title="length ratio", **size)
+    bleu = lines(both, "step", "BLEU", "text", y_title="validation BLEU", **size).encode(hues)
     mark = alt.Chart(pd.DataFrame({"step": [end]})).mark_rule(strokeDash=[4, 4], color=GREY)
     orange = alt.Chart(pd.DataFrame({"step": long_steps})).mark_rule(color=PALETTE[1], opacity=0.6)
+    last = "step since the epoch began; dashed: its end; orange: the five long steps"
     scale = alt.Scale(domain=[int(frame["step"].min()), int(frame["step"].max())], nice=False)
     drawn = []
-    for name, title in panels.items():
-        curve = lines(frame, "step", name, points=True, width=480, height=110)
-        y = alt.Y(f"{name}:Q", title=title.split("\n")).scale(zero=False)
-        x = alt.X("step:Q", title=last if name == "bleu" else None, scale=scale)
-        drawn.append(alt.layer(orange.encode(x), mark.encode(x), curve.encode(x, y)))
-    return alt.vconcat(*drawn)
+    for curve, title in ((ratio, None), (bleu, last)):
+        x = alt.X("step:Q", title=title, scale=scale)
+        drawn.append(alt.layer(orange.encode(x), mark.encode(x), curve.encode(x)))
+    return alt.vconcat(*drawn).resolve_scale(color="independent")  # the legend stays in its panel
 
 
 RECIPES_OF_SIZES = ("by size", "one for all", "longer")
