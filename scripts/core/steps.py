@@ -1,4 +1,4 @@
-"""One optimizer step, in three kinds; none of them waits for the device, except to record.
+"""One optimizer step, in four kinds; none of them waits for the device, except to record.
 
 `eager` takes batches of any shape from the CPU; `static` cuts batches of a few shapes out of a
 corpus on the device; `graphed` is `static`, recorded once for each shape as a CUDA graph. What a
