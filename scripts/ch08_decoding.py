@@ -600,7 +600,7 @@ assert scores[0] > sum(scores[1:]) / 4
 #
 # $$q(w) \propto p(w)^{1/\tau}$$
 #
-# τ < 1 favours the likely words (τ → 0 is greedy decoding), τ > 1 flattens. *Top-k* keeps the k likeliest words. The *nucleus* (top-p, Holtzman et al. 2020) the fewest whose probabilities sum to at least p.
+# τ < 1 favours the likely words (τ → 0 is greedy decoding), τ > 1 flattens. *Top-k* keeps the k likeliest words. The *nucleus* (top-p, Holtzman et al. 2020) keeps the fewest whose probabilities sum to at least p.
 
 
 # %%
