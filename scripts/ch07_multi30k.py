@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 50 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 6 · Training](ch06_training.ipynb) · [Chapter 8 · Decoding](ch08_decoding.ipynb) |
 #
-# *If you read only three cells:* the BLEU of section 3, the tree of section 4, the curve of section 7.
+# *If you read only three cells:* the BLEU of section 3, the first tree of section 4, the curve of section 7.
 #
 # Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. The source is German, the target English.
 
@@ -43,6 +43,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from itertools import pairwise, takewhile
 from pathlib import Path
 
@@ -51,7 +52,7 @@ import sacrebleu
 import torch
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from scripts import ROOT, Late
+from scripts import ROOT
 from scripts.book.charts import titled
 from scripts.book.exercises import check, outcome
 from scripts.book.figures.captions import merge_tree, shift_curve, two_batches, vocabulary_costs
@@ -141,19 +142,18 @@ def unknown_rate(sentences: Iterable[list[str]], vocab: dict[str, int]) -> float
 
 
 # %% [markdown]
-# The Annotated Transformer's torchtext gives the same numbers (in release 0.6):
+# torchtext gives the same numbers (release 0.6; the Annotated Transformer uses a later one):
 
 # %%
 german = [tokenizers[0](text) for text, _ in corpus["train"]]
 english, test = ([tokenizers[1](text) for _, text in corpus[name]] for name in ("train", "test"))
 vocab = build_vocab(german)
-torchtext = Late("torchtext.vocab")  # imported when it is used
 counts = Counter(word for words in german for word in words)
-assert vocab == torchtext.Vocab(counts, specials=list(SPECIALS)).stoi
+assert vocab == import_module("torchtext.vocab").Vocab(counts, specials=[*SPECIALS]).stoi
 print([vocab.get(word, UNK) for word in tokenizers[0]("Ein Quantencomputer lacht.")])  # 1 is <unk>
 
 # %% [markdown]
-# **Pitfall.** The Annotated Transformer builds its vocabulary from training, validation and test text together. Then it counts too few unknown words in new sentences.
+# **Pitfall.** The Annotated Transformer builds its vocabulary from training, validation and test text together. Then validation and test text seem to hold fewer unknown words than new text.
 #
 # **How much do unknown words cost?** BLEU counts which runs of one to four words a translation shares with a reference, and a short translation loses points. A perfect model that marks unknown words writes the reference with `<unk>` in their places.
 #
@@ -176,9 +176,9 @@ print(f"{unknown:.1%} unknown: BLEU {marked:.1f} marked, {left_out:.1f} left out
 print(f"expected: {100 * (1 - unknown) ** 2.5:.1f}")
 
 # %% [markdown]
-# Seven points are lost, since an unknown word spoils every run that it stands in. If a share $u$ of the words, scattered, is unknown, $(1-u)^n$ of the runs of $n$ words have none. BLEU takes the geometric mean over $n = 1, …, 4$, which is $(1-u)^{(1+2+3+4)/4} = (1-u)^{2.5}$. That is a point too high here: words at a sentence's edge stand in fewer runs, but no unknown word stands there.
+# Seven points are lost, since an unknown word spoils every run that it stands in. If a share $u$ of the words, scattered, is unknown, $(1-u)^n$ of the runs of $n$ words have none. BLEU takes the geometric mean over $n = 1, …, 4$, which is $(1-u)^{(1+2+3+4)/4} = (1-u)^{2.5}$. That is a point too high here: words at a sentence's edge stand in fewer runs, but no sentence begins or ends with an unknown one.
 #
-# Leaving words out loses *less*. A missing word spoils $n-1$ runs of $n$ words and not $n$; the penalty for short translations takes back nearly all of that. In Multi30k's validation set (*leaky*: the vocabulary has seen validation and test text; *de*: if we translated into German):
+# Leaving words out loses *less*. A missing word spoils $n-1$ runs of $n$ words and not $n$; the penalty for short translations takes back nearly all of that. The same for Multi30k's validation set. *Leaky* vocabularies have seen validation and test text, too; *de* is as if we translated into German:
 
 # %%
 pd.DataFrame(facts["unknown"]).set_index(["language", "min_freq"])
@@ -243,7 +243,7 @@ assert ["".join(pair) for pair in merges[:6]] == ["es", "est", "est</w>", "lo", 
 # %% [markdown]
 # The first merge is e+s, which stands in *newest* and *widest*: 6 + 3 times. The pairs s+t and t+`</w>` are as frequent, but are met later.
 #
-# To *apply* the merges to a new word, always join the neighbours whose joined piece was learned first. *Predict:* which pieces of *lowest* are joined first, and which are left? Then write `merge_steps`.
+# To *apply* the merges to a new word, always join the neighbours whose joined piece was learned first. (So does SentencePiece; Sennrich asks for the learned *pair*.) *Predict:* which pieces of *lowest* are joined first, and which are left? Then write `merge_steps`.
 
 
 # %% tags=["yours"]
@@ -271,7 +271,7 @@ assert merge_steps("abab", {"ab": 0})[1] == ["ab", "a", "b"], "one at a time, th
 titled(
     merge_tree(steps),
     "A new word ends as two pieces that were learned",
-    "Each row joins two neighbours. In a live notebook, a slider plays the merges one by one.",
+    "Height is the order of the merges. In a live notebook, a slider plays them.",
 )
 
 # %% [markdown]
@@ -377,7 +377,7 @@ long, short = (count_flops(layer, torch.zeros(1, n, 256)) for n in (28, 14))
 print(f"28 pieces take {long / short:.2f} times the work of 14")
 
 # %% [markdown]
-# By 2.02. In captions the square is about 1% of a layer's work; the rest is done at *each position*. But the generator makes V scores for each target token. *Predict:* of 1,024 to 8,192, which V takes chapter 9's model the fewest operations?
+# By 2.02. In captions the square is 1 to 2% of a layer's work; the rest is done at *each position*. But the generator makes V scores for each target token. *Predict:* of 1,024 to 8,192, which V takes chapter 9's model the fewest operations?
 
 # %%
 tokens, operations = facts["tokens"], facts["operations"]  # by V; operations in millions
@@ -386,7 +386,7 @@ assert min(operations, key=operations.get) == "4096"
 titled(
     vocabulary_costs(tokens, operations, generator),
     "Up to 4,096 pieces, shorter sentences save more than the generator costs",
-    "Chapter 9's model, mean of Multi30k's validation pairs: German + English pieces.",
+    f"4,096 take the fewest, {operations['4096']:.0f} million. Mean validation pair, German + English.",
 )
 
 # %% [markdown]
@@ -395,8 +395,6 @@ titled(
 # ## 5 · Two captions, one batch
 #
 # > **In short.** The source ends with `</s>`. The target begins with `<s>` and ends with `</s>`, which teaches the model to stop. Rows are padded to one length.
-#
-# What does the model get to see of *Ein keiner Hund springt ins Wasser*?
 
 
 # %%
@@ -425,7 +423,7 @@ def encode_pairs(
 
 
 # %% [markdown]
-# **Your turn.** Write `pad_rows`.
+# **Your turn.** Write `pad_rows` (PyTorch has it as `pad_sequence`).
 
 
 # %% tags=["yours"]
@@ -461,7 +459,7 @@ assert [bpe.decode(row) for row in batch.src.tolist()] == [german for german, _ 
 # %% [markdown]
 # *Keiner* is three pieces, where *kleiner* would be one.
 #
-# **Pitfall.** A sentence that is too long for the position table (chapter 3) must be cut. The Annotated Transformer adds `</s>` first and cuts afterwards, so a long sentence loses it. (Of Multi30k's captions the longest has 53 tokens.)
+# **Pitfall.** A sentence that is too long for the position table (chapter 3) must be cut. The Annotated Transformer adds `</s>` first and cuts afterwards, so a long sentence loses it. (Of Multi30k's training captions the longest has 53 tokens.)
 
 # %%
 (example,) = encode_pairs([captions[25091]], bpe, max_len=16)
@@ -554,10 +552,10 @@ assert sorted(buckets, key=lambda batch: len(train[batch[0]].tgt)) != buckets, "
 # %%
 lengths = [(len(e.src), len(e.tgt)) for e in train]
 median = sorted(buckets, key=lambda batch: padding_share(lengths, [batch]))[len(buckets) // 2]
-masks = {
-    name: pad_rows([train[i].src for i in random.Random(0).sample(indices, 16)]) != PAD
-    for name, indices in (("all sentences", range(len(train))), ("a bucket", median))
-}
+random_rows = random.Random(0).sample(range(len(train)), 16)
+bucket_rows = random.Random(0).sample(median, 16)
+samples = {"all sentences": random_rows, "a bucket": bucket_rows}
+masks = {name: pad_rows([train[i].src for i in rows]) != PAD for name, rows in samples.items()}
 shares = [float(1 - mask.double().mean()) for mask in masks.values()]
 titled(
     two_batches(masks),
@@ -569,7 +567,7 @@ titled(
 # And all batches, beside a fixed width of 72?
 
 # %%
-FIXED_WIDTH = 72  # the Annotated Transformer's
+FIXED_WIDTH = 72  # the Annotated Transformer's; here with our pieces
 
 
 def padding_table(examples: Sequence[Example], max_tokens: int) -> dict[str, float]:
@@ -592,7 +590,7 @@ padding = pd.DataFrame({"sample": padding_table(train, 2048), "Multi30k": facts[
 padding.map("{:.0%}".format)
 
 # %% [markdown]
-# At 72 three quarters of the cells are padding; buckets compute less than a quarter of those cells. (Random batches hold as many sentences as the average bucket. Cut at 2,048 tokens a side, as buckets are, Multi30k's would still be half padding.)
+# At 72 three quarters of the cells are padding; buckets compute about a quarter of those cells.
 #
 # ## 7 · Case: the caption that isn't there
 #
@@ -628,7 +626,7 @@ assert min(as_read[i] for i in before) > 0.7 > 0.3 > max(as_read[i] for i in aft
 assert min(next_line[i] for i in after) > 0.7
 titled(
     shift_curve({"as read": as_read, "next German line": next_line}),
-    "After line 2,000 it is the next German line that fits",
+    "From line 2,000 on, the next German line fits",
     "How well the lengths of both sides agree, in 250 lines at a time.",
 )
 
@@ -648,7 +646,7 @@ print(ascii(first))  # this search misses a case: exercise 1
 #
 # - Read your data, and correlate lengths.
 # - Vocabulary and subwords come from the training split alone.
-# - A small share $u$ of unknown words leaves about $100\,(1-u)^{2.5}$ points of BLEU.
+# - A small share $u$ of unknown words leaves a perfect model about $100\,(1-u)^{2.5}$ points of BLEU.
 # - Byte-pair encoding writes all words of known characters, with as many pieces as you choose.
 # - Cut first, then add `</s>`. Batch by tokens, in buckets of similar length.
 #
@@ -672,7 +670,7 @@ print(ascii(first))  # this search misses a case: exercise 1
 
 # %%
 def first_shift(text: str) -> int | None:
-    """The first line that `splitlines` cuts although it holds no newline."""
+    """The number of the first line that `splitlines` cuts before its end, or None."""
     ...
 
 

@@ -16,7 +16,7 @@ from scripts.ch07_multi30k import padding_share
     lambda text: len(text.splitlines()),
 )
 def first_shift(text: str) -> int | None:
-    """The first line that `splitlines` cuts although it holds no newline."""
+    """The number of the first line that `splitlines` cuts before its end, or None."""
     lines = enumerate(StringIO(text, newline="\n"))  # each with its newline, where it has one
     return next((i for i, line in lines if len(line.splitlines()) > 1), None)
 

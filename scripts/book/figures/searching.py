@@ -105,7 +105,7 @@ def curse_chart(captions: pd.DataFrame, smoothing: float) -> alt.TopLevelMixin:
 
 
 def width_chart(beams: pd.DataFrame) -> alt.TopLevelMixin:
-    """BLEU, with its brevity penalty and without it (`match`), and length, by a beam's width."""
+    """BLEU, with its brevity penalty and without it (`match`), chrF2 and length, by width."""
     alphas = {"α = 0": PALETTE[1], "α = 0.6": PALETTE[0]}
     dashes = {"BLEU": [1, 0], "without its penalty": [5, 4]}
     x = alt.X("beam:Q", title="width K").scale(type="log", domain=[1, 100])
@@ -113,18 +113,20 @@ def width_chart(beams: pd.DataFrame) -> alt.TopLevelMixin:
     beams = beams.rename(columns={"bleu": "BLEU", "match": "without its penalty"})
     beams = rounded(beams.assign(ranked=beams["alpha"].map("α = {:g}".format)))
     scores = beams.melt(["beam", "ranked"], [*dashes], "score")
-    dash = alt.StrokeDash("score:N", title="score")
+    dash = alt.StrokeDash("score:N", title="score").legend(symbolType="stroke", symbolSize=400)
     dash = dash.scale(domain=[*dashes], range=[*dashes.values()])
-    size, color = {"width": 260, "height": 220}, colored("ranked", alphas, title="ranked by")
-    bleu = alt.Chart(scores).mark_line(point={"size": 40}, aria=False)
-    bleu = bleu.encode(x, alt.Y("value:Q", title="BLEU").scale(domain=[40, 45]), color, dash)
-    length = alt.Chart(beams).mark_line(point={"size": 40}, aria=False)
-    y = alt.Y("length_ratio:Q", title="length, of the references'").scale(domain=[0.9, 1])
+    size, color = {"width": 200, "height": 220}, colored("ranked", alphas, title="ranked by")
+
+    def panel(frame: pd.DataFrame, y: alt.Y) -> alt.Chart:
+        drawn = alt.Chart(frame).mark_line(point={"size": 40}, aria=False).encode(x, y, color)
+        return drawn.properties(**size)
+
+    bleu = panel(scores, alt.Y("value:Q", title="BLEU").scale(domain=[40, 45])).encode(dash)
+    chrf = panel(beams, alt.Y("chrf2:Q", title="chrF2").scale(domain=[59, 64]))
+    length = alt.Y("length_ratio:Q", title="length, relative to the references")
     return titled(
-        alt.hconcat(
-            *(c.properties(**size) for c in (bleu, length.encode(x, y, color))), spacing=30
-        ),
-        "Without a penalty on length, wider beams match better and write less",
+        alt.hconcat(bleu, chrf, panel(beams, length.scale(domain=[0.9, 1])), spacing=30),
+        "Without a penalty on length, wider beams write less, and more of it matches",
         "300 validation captions, from a record. Dashed: BLEU without its own penalty for short "
         "texts. Right: tokens written per token of reference.",
     )
@@ -164,8 +166,8 @@ def next_word_chart(pieces: Sequence[str], log_probs: Sequence[float]) -> alt.To
         drawn="datum.kept / datum.kept_total", model="exp(datum.log_prob)"
     )
     y = bar_axis("piece", list(pieces))
-    x = alt.X("drawn:Q", title="probability").scale(domain=[0, 1.1], nice=False)
-    drawn = bars.mark_bar(color=PALETTE[0]).encode(x.axis(values=[0, 0.5, 1]), y)
+    x = alt.X("drawn:Q", title="probability").axis(tickCount=4)  # grows with sharper settings
+    drawn = bars.mark_bar(color=PALETTE[0]).encode(x, y)
     model = bars.mark_tick(color=PALETTE[1], thickness=3, aria=False).encode(x="model:Q", y=y)
     number = drawn.mark_text(align="left", dx=8).encode(text=alt.Text("drawn:Q", format=".2f"))
     number = number.transform_filter("datum.drawn > 0")
