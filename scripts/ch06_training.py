@@ -247,7 +247,7 @@ assert outcome(rate, 0, 512) == "ValueError", "a forgotten + 1 would go unnotice
 
 # %%
 def cosine_rate(step: int, peak: float, warmup: int, total: int) -> float:
-    """Linear warm-up to `peak`, then half a cosine down to zero just after step `total`; from 1."""
+    """Linear warm-up to `peak`, half a cosine to 0 just after `total`; below 1 a ValueError."""
     if step < 1:
         raise ValueError(f"steps count from 1, not {step}")
     if step <= in_domain("warmup", warmup):
@@ -311,7 +311,7 @@ runs = pd.DataFrame(load_record("warm-up-copy")["runs"])
 means = runs.groupby(["warmup", "peak"])["loss"].mean().unstack()  # (warm-ups, rates)
 best, best_rate = means.min(axis=1), means.idxmin(axis=1)
 assert best.max() - best.min() < 0.05 and 2 * best_rate[1] <= best_rate[40]
-look = {"row_title": "warm-up", "column_title": "peak rate", "cell": (56, 42), "domain": (0.4, 2.4)}
+look = {"row_title": "warm-up", "column_title": "peak rate", "cell": (56, 42), "domain": (0, 2.4)}
 titled(
     heatmap(means.round(2), ["none", "10 steps", "40 steps"], [*map(str, means)], **look),
     "Warm-up moves the good rates up, and leaves the best loss where it is",
@@ -677,7 +677,7 @@ titled(
     panels({n: maps[n].round(decimals=2) for n in maps}, letters, letters, **look),
     f"The diagonal takes {shares} of the weight",
     "Cross-attention on a word that the model never saw, mean of four heads. At first it looks "
-    "everywhere, then finds the early places, and in the end each letter that it must say.",
+    "everywhere, then it finds the early places, in the end all.",
 )
 
 # %% [markdown]
@@ -829,7 +829,7 @@ assert ends[0] > 1.93 and ends[1] < 0.1 and 0.2 < ends[2] < 1.5
 titled(
     learning_curves(on_noise, {"the best guess": 6 * math.log(10) / 7}, every=5),
     "Two models beat the best guess on noise; only one of them cheats",
-    "Ours learns where words end, and comes down nearly to the dashed line. The others fall below it.",
+    "Ours learns where words end and nearly reaches the dashed line. The others fall below.",
 )
 
 # %% [markdown]
