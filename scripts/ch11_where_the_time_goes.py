@@ -449,11 +449,11 @@ backward = calls.map(two_passes).map(best_seconds) - forward
 assert backward["dropout"] < 0.5 * forward["dropout"]
 account = pd.DataFrame({"forward": forward, "backward": backward}).mul(operations["times"], axis=0)
 floor, parts = least_seconds(SMALL, even, *rates), account.sum().sum()
-print(f"floor {floor:.2f} s, sum of the parts {parts:.2f} s; backward / forward:")
-(backward / forward).dropna().round(1).to_frame().T
+print(f"floor {floor:.2f} s, sum of the parts {parts:.2f} s")
+(backward / forward).dropna().round(1).to_frame("backward / forward").T
 
 # %% [markdown]
-# A product's takes about two forward passes, as its FLOPs say. The residual sum's passes the gradient on, dropout's draws no numbers.
+# A product's takes about two forward passes, as its FLOPs say. Dropout's is almost free: it draws no numbers.
 #
 # **Predict.** How many seconds does a step take? Write it down.
 
@@ -472,7 +472,7 @@ speed.step_account_chart(account, least, whole)
 # %% [markdown]
 # The list leaves out embeddings, biases, clipping, copies, sums of gradients, and Python.
 #
-# `results/speed-steps.json` repeats this on another machine, with two threads and real captions. **Predict.** What is keeping memory worth?
+# `results/speed-steps.json` repeats this on another machine, with two threads and real captions. **Predict** from the pages' price: what is keeping memory worth?
 
 # %%
 record = load_record("speed-steps")

@@ -134,9 +134,7 @@ def step_account_chart(
     ends = spent.groupby("operation", as_index=False)["seconds"].sum()
     least = pd.concat([floors, pd.Series({total: floors.sum(), step: floors.sum()})])
     least = least.rename_axis("operation").reset_index(name="seconds")
-    shades = dict(
-        zip(["forward", "backward", "measured"], [PALETTE[0], PALETTE[5], INK], strict=True)
-    )
+    shades = {"forward": PALETTE[0], "backward": PALETTE[5], "measured": INK}
     x = alt.X("seconds:Q").axis(grid=False, tickCount=5)
     x = x.scale(domain=[0, 1.15 * ends["seconds"].max()], nice=False)
     y = bar_axis("operation", order)
@@ -144,7 +142,12 @@ def step_account_chart(
     layers = [
         alt.Chart(rounded(spent, 3))
         .mark_bar(height=16)
-        .encode(x, y, colored("pass", shades, **look).legend(orient="bottom"), order="pass:N"),
+        .encode(
+            x,
+            y,
+            colored("pass", shades, **look).legend(orient="bottom"),
+            order=alt.Order("pass:N", sort="descending"),
+        ),
         alt.Chart(rounded(ends, 3))
         .mark_text(align="left", dx=7)
         .encode(x, y, text=alt.Text("seconds:Q", format=".2f")),
