@@ -14,15 +14,15 @@ alt, pd = Late("altair"), Late("pandas")
 
 
 LABELS = {  # at the roofline's dots: name, and how it stands
-    "projection": ("projection", {"align": "right", "dx": -9}),
-    "feed-forward, out": ("feed-forward", {"align": "right", "dx": -9, "dy": 12}),
+    "projection": ("projection", {"align": "right", "dx": -9, "dy": -5}),
+    "feed-forward, out": ("feed-forward", {"align": "right", "dx": -9, "dy": 14}),
     "logits": ("logits", {"align": "left", "dx": 9, "dy": 4}),
     "attention": ("attention", {"align": "left", "dx": 9, "dy": 4}),
     "loss": ("loss", {"align": "left", "dx": 9, "dy": 4}),
     "LayerNorm": ("LayerNorm", {"align": "right", "dx": -9, "dy": 9}),
     "residual sum": ("residual sum", {"align": "left", "dx": -9, "dy": -14}),
-    "Adam": ("Adam", {"align": "right", "dx": -9, "dy": -8}),
-    "ReLU": ("ReLU", {"align": "left", "dx": 9, "dy": 4}),
+    "Adam": ("Adam", {"align": "left", "dx": 9, "dy": 4}),
+    "ReLU": ("ReLU", {"align": "left", "dx": -4, "dy": 14}),
 }
 
 
