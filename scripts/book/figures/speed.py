@@ -20,9 +20,9 @@ LABELS = {  # at the roofline's dots: name, and how it stands
     "attention": ("attention", {"align": "left", "dx": 9, "dy": 4}),
     "loss": ("loss", {"align": "left", "dx": 9, "dy": 4}),
     "LayerNorm": ("LayerNorm", {"align": "right", "dx": -9, "dy": 9}),
-    "residual sum": ("residual sum", {"align": "left", "dx": -9, "dy": -14}),
+    "residual sum": ("residual sum", {"align": "right", "dx": -9, "dy": 4}),
     "Adam": ("Adam", {"align": "left", "dx": 9, "dy": 4}),
-    "ReLU": ("ReLU", {"align": "left", "dx": -4, "dy": 14}),
+    "ReLU": ("ReLU", {"align": "left", "dx": -4, "dy": -14}),
 }
 
 
@@ -38,7 +38,7 @@ def roofline_chart(operations: pd.DataFrame, rate: float, bandwidth: float) -> a
     dots["intensity"], dots["speed"] = dots["FLOPs"] / dots["bytes"], dots["FLOPs"] / dots["time"]
     dots["share"], forms = dots["roof"] / dots["time"], list(forms.values())
     dots = dots.drop(columns=["FLOPs", "bytes", "roof", "time"])
-    ridge, ends = rate / bandwidth, [0.05, 300.0]
+    ridge, ends = rate / bandwidth, [0.02, 300.0]
     low, high = dots["speed"].min() / 3e9, rate * 5 / 1e9
     x = alt.X("intensity:Q", title="arithmetic intensity: FLOPs per byte")
     x = x.scale(domain=ends, **LOG).axis(values=[0.1, 1, 10, 100], format="~g", grid=False)
