@@ -1,9 +1,12 @@
 """Chapter 11: its shapes and floors."""
 
+from functools import partial
+
 import torch
+from torch import nn
 from torch.testing import assert_close
 
-from scripts.book.instruments import moved_bytes
+from scripts.book.instruments import moved_bytes, two_passes
 from scripts.book.records import load_record
 from scripts.ch11_where_the_time_goes import (
     BASE,
@@ -41,7 +44,17 @@ def test_least_time_is_that_of_its_slower_roof():
 
 
 def test_moved_bytes_are_those_of_each_operation():
-    """Read and written; a view moves nothing, and memory that is only asked for doesn't either."""
+    """Read and written; views and memory only asked for move nothing. x · x reads x once."""
     x = torch.ones(10)
     assert moved_bytes(lambda: x.view(2, 5) + x.view(2, 5)) == 3 * x.nbytes
     assert moved_bytes(lambda: torch.empty_like(x).add_(x)) == 3 * x.nbytes
+    assert moved_bytes(lambda: x * x) == 2 * x.nbytes
+
+
+def test_two_passes_derive_by_inputs_and_weights():
+    """Of the first result; what can't have a gradient is left alone."""
+    x, mask, scale = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), nn.Linear(3, 1)
+    grads = two_passes(partial(scale, x))()
+    assert [g.shape for g in grads] == [(2, 3), (1, 3), (1,)] and grads[2].item() == 2.0
+    [grad] = two_passes(partial(lambda x, mask: (x.masked_fill(mask, 0.0), x), x, mask))()
+    assert not grad.any() and not x.requires_grad

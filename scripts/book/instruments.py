@@ -59,7 +59,10 @@ def moved_bytes(function: Callable[..., object], *inputs: Tensor) -> int:
             nonlocal moved
             result = func(*args, **(kwargs or {}))
             if not (func.is_view or "empty" in func.name()):  # these move nothing
-                tensors = tree_leaves((args, kwargs, result))
+                read = {
+                    id(x): x for x in tree_leaves((args, kwargs))
+                }  # each once, if it comes twice
+                tensors = [*read.values(), *tree_leaves(result)]
                 moved += sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
             return result
 
@@ -79,6 +82,25 @@ def slowest_inside(function: Callable[[], object], calls: int = 20) -> tuple[str
     times = {name: time for name, time in times.items() if name.startswith("aten::")}
     slowest = max(times, key=times.get)
     return slowest, times[slowest] / sum(times.values())
+
+
+def two_passes(call: partial) -> Callable[[], object]:
+    """`call` with its backward pass, to the tensors that it reads and its module's weights.
+
+    Of several results, the first is derived. The gradient that comes in is made beforehand.
+    """
+    inputs = [
+        x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, Tensor) else x
+        for x in call.args
+    ]
+    sources = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+    sources += getattr(call.func, "parameters", list)()
+
+    def forward() -> Tensor:
+        return tree_leaves(call.func(*inputs, **call.keywords))[0]
+
+    gradient = torch.ones_like(forward())
+    return lambda: torch.autograd.grad(forward(), sources, gradient)
 
 
 def new_pages(function: Callable[[], object]) -> int:

@@ -11,17 +11,15 @@ alt, pd = Late("altair"), Late("pandas")
 
 
 LABELS = {  # at the roofline's dots: name, and how it stands
-    "projection": ("projection", {"align": "right", "dx": -9}),
-    "feed-forward, out": ("feed-forward", {"align": "right", "dx": -9, "dy": 12}),
+    "projection": ("projection", {"align": "right", "dx": -9, "dy": -5}),
+    "feed-forward, out": ("feed-forward", {"align": "right", "dx": -9, "dy": 14}),
     "logits": ("logits", {"align": "left", "dx": 9, "dy": 4}),
     "attention": ("attention", {"align": "left", "dx": 9, "dy": 4}),
     "loss": ("loss", {"align": "left", "dx": 9, "dy": 4}),
     "LayerNorm": ("LayerNorm", {"align": "right", "dx": -9, "dy": 9}),
-    "residual sum": ("residual sum", {"align": "left", "dx": -9, "dy": -14}),
-    "Adam": ("Adam", {"align": "right", "dx": -9, "dy": -8}),
-    "softmax": ("softmax", {"align": "right", "dx": -9, "dy": 10}),
-    "ReLU": ("ReLU", {"align": "left", "dx": 9, "dy": 4}),
-    "scores": ("scores", {"align": "left", "dx": 9, "dy": -6}),
+    "residual sum": ("residual sum", {"align": "right", "dx": -9, "dy": 4}),
+    "Adam": ("Adam", {"align": "left", "dx": 9, "dy": 4}),
+    "ReLU": ("ReLU", {"align": "left", "dx": -4, "dy": -14}),
 }
 
 
@@ -37,7 +35,7 @@ def roofline_chart(operations: pd.DataFrame, rate: float, bandwidth: float) -> a
     dots["intensity"], dots["speed"] = dots["FLOPs"] / dots["bytes"], dots["FLOPs"] / dots["time"]
     dots["share"], forms = dots["roof"] / dots["time"], list(forms.values())
     dots = dots.drop(columns=["FLOPs", "bytes", "roof", "time"])
-    ridge, ends = rate / bandwidth, [0.05, 300.0]
+    ridge, ends = rate / bandwidth, [0.02, 300.0]
     low, high = dots["speed"].min() / 3e9, rate * 5 / 1e9
     x = alt.X("intensity:Q", title="arithmetic intensity: FLOPs per byte")
     x = x.scale(domain=ends, **LOG).axis(values=[0.1, 1, 10, 100], format="~g", grid=False)
@@ -90,8 +88,9 @@ def roofline_chart(operations: pd.DataFrame, rate: float, bandwidth: float) -> a
 
 
 def bandwidth_chart(sweep: pd.DataFrame, bandwidth: float) -> alt.TopLevelMixin:
-    """Bytes a second over the memory touched: columns operation, touched (bytes), bandwidth."""
-    shown = sweep.assign(touched=sweep["touched"] / 2**20, bandwidth=sweep["bandwidth"] / 1e9)
+    """Bytes a second over the memory touched: columns touched (bytes) and one a sum."""
+    shown = sweep.melt("touched", var_name="operation", value_name="bandwidth")
+    shown["touched"], shown["bandwidth"] = shown["touched"] / 2**20, shown["bandwidth"] / 1e9
     x = alt.X("touched:Q", title="memory that the operation touches: MiB")
     x = x.scale(base=2, **LOG).axis(values=[1, 4, 16, 64, 256], grid=False)
     y = alt.Y("bandwidth:Q", title="billion bytes a second")
@@ -111,35 +110,55 @@ def bandwidth_chart(sweep: pd.DataFrame, bandwidth: float) -> alt.TopLevelMixin:
         alt.layer(*layers).properties(width=440, height=280),
         f"A sum moves {kept.max():.0f} GB/s in the cache, {kept.iloc[-1]:.0f} in memory, "
         f"{new.iloc[-1]:.0f} into new memory",
-        "The same sum, with a result that is kept or new each time, and PyTorch's fused Adam. "
+        "The same sum, with a result that is kept or new each time. "
         "Dashed: the bandwidth of the roofline.",
     )
 
 
-def step_account_chart(account: dict[str, float], floors: dict[str, float]) -> alt.TopLevelMixin:
-    """Seconds of a step by operation, with the floor of those operations that have one."""
-    account, floors = dict(account), dict(floors)
-    spent, least = (
-        rounded(pd.DataFrame(seconds.items(), columns=["operation", "seconds"]), 3)
-        for seconds in (account, floors)
-    )
-    spent = spent.sort_values("seconds", ascending=False)
+def step_account_chart(
+    account: pd.DataFrame, floors: pd.Series, measured: float
+) -> alt.TopLevelMixin:
+    """Seconds of a step by operation (columns forward and backward), sorted, and the sum beside
+    the `measured` step. Operations that aren't in `floors` have a floor of zero.
+    """
+    total, step = "sum of the parts", "the step, measured"
+    parts, spent = account.sum(axis=1), account.copy()
+    order = [*parts.sort_values(ascending=False).index, total, step]
+    spent.loc[total] = account.sum()
+    spent.loc[step, "measured"] = measured
+    spent = spent.rename_axis("operation").reset_index()
+    spent = spent.melt("operation", var_name="pass", value_name="seconds").dropna()
+    ends = spent.groupby("operation", as_index=False)["seconds"].sum()
+    least = pd.concat([floors, pd.Series({total: floors.sum(), step: floors.sum()})])
+    least = least.rename_axis("operation").reset_index(name="seconds")
+    shades = {"forward": PALETTE[0], "backward": PALETTE[5], "measured": INK}
     x = alt.X("seconds:Q").axis(grid=False, tickCount=5)
-    x = x.scale(domain=[0, 1.18 * spent["seconds"].max()], nice=False)
-    y = bar_axis("operation", list(spent["operation"]))
-    base = alt.Chart(spent).encode(x, y)
-    ticks = alt.Chart(least).mark_tick(color=PALETTE[1], thickness=4, height=20, opacity=1)
+    x = x.scale(domain=[0, 1.15 * ends["seconds"].max()], nice=False)
+    y = bar_axis("operation", order)
+    look = {"sort": list(shades), "title": None}
     layers = [
-        base.mark_bar(color=PALETTE[0], height=16),
-        base.mark_text(align="left", dx=7).encode(text=alt.Text("seconds:Q", format=".3f")),
-        ticks.encode(x, y),
+        alt.Chart(rounded(spent, 3))
+        .mark_bar(height=16)
+        .encode(
+            x,
+            y,
+            colored("pass", shades, **look).legend(orient="bottom"),
+            order=alt.Order("pass:N", sort="descending"),
+        ),
+        alt.Chart(rounded(ends, 3))
+        .mark_text(align="left", dx=7)
+        .encode(x, y, text=alt.Text("seconds:Q", format=".2f")),
+        alt.Chart(rounded(least, 3))
+        .mark_tick(color=PALETTE[1], thickness=4, height=20, opacity=1)
+        .encode(x, y),
     ]
-    without = 1 - sum(account[name] for name in floors) / sum(account.values())
+    free = 1 - parts[floors.index].sum() / parts.sum()
     return titled(
         alt.layer(*layers).properties(width=400, height=alt.Step(25)),
-        f"{without:.0%} of the step goes to what the floor counts as free",
-        "Seconds of a step as it comes: each operation alone, forward and backward, as often as "
-        "it occurs. Orange: its floor. Operations without a mark have a floor of zero.",
+        f"The parts are {parts.sum() / measured:.0%} of the step, "
+        f"and {free:.0%} of them is what the floor counts as free",
+        "Each operation alone, as often as it occurs, and the whole step, as it comes. "
+        "Orange: the floor. Operations without a mark have a floor of zero.",
     )
 
 
@@ -156,7 +175,7 @@ def growth_chart(frame: pd.DataFrame, costs: list[str]) -> alt.TopLevelMixin:
 
     Column `slope` is that of the first cost, from the value before.
     """
-    used = frame.melt(["axis", "value", "slope"], costs, "cost", "times").round({"slope": 2})
+    used = frame.melt(["axis", "value", "slope"], costs, "cost", "times").round({"slope": 1})
     used["times"] /= used.groupby(["axis", "cost"])["times"].transform("first")
     used = rounded(used)
     y = alt.Y("times:Q", title="times as much").axis(values=[1, 2, 4, 8, 16, 32, 64])
@@ -178,12 +197,12 @@ def growth_chart(frame: pd.DataFrame, costs: list[str]) -> alt.TopLevelMixin:
         layers = [
             grey.encode(x, y),
             chart.encode(x, y, color),
-            texts.encode(x, y, text=alt.Text("slope:Q", format=".2f")),
+            texts.encode(x, y, text=alt.Text("slope:Q", format=".1f")),
         ]
         panels.append(alt.layer(*layers).properties(width=230, height=170))
     return titled(
         alt.concat(*panels, columns=2),
-        "At a fixed number of tokens length costs little; time grows most with width",
+        "At a fixed number of tokens length costs little; in the end time grows most with width",
         "The textbook's step, as multiples of its cost at each axis's smallest value. Both axes "
         "of each panel are logarithmic. Numbers: the slope of time in each part. Dashed: slope 1.",
     )
