@@ -33,8 +33,8 @@ GAINS = {  # title, name of the axis, caption
     "screen": (
         "With a proof 8 bits pay for many rows only",
         "rows of the step",
-        "Time of oneDNN's product in 32 bits, and finding its largest, over the same in 8 bits, on a "
-        "processor with AVX512-VNNI.",
+        "Time of oneDNN's product in 32 bits, and finding its largest, over the same in 8 bits, "
+        "with AVX512-VNNI.",
     ),
 }
 
@@ -79,7 +79,7 @@ def tree_chart(
         alt.hconcat(*maps),
         "Copying wins only for wide beams, and where strangers are multiplied",
         "How many times as long copying takes as the tree. Blue: the tree is faster; brown: "
-        f"copying is. Controls, which tell what is chance: {min(control):.2f} to {max(control):.2f}.",
+        f"copying is. Five controls, which show chance: {min(control):.2f} to {max(control):.2f}.",
     )
 
 
