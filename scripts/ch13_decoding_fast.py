@@ -480,7 +480,7 @@ print(f"left over of 8,192 tokens: {counts.double().mean():.1f} a row, {counts.m
 figures.bound_chart(coarse[misled[0]], exact[misled[0]], error[misled[0]].item())
 
 # %% [markdown]
-# In 32 bits the engine multiplies by oneDNN, which lays out its table beforehand. The screen has to beat that. **Predict.** From how many rows on does it pay?
+# In 32 bits oneDNN multiplies many rows, with a table laid out beforehand. The screen has to beat that. **Predict.** From how many rows on does it pay?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
