@@ -33,7 +33,7 @@ from scripts.fast.translating import (
     search_rows,
 )
 
-RNG = random.Random(0)  # two dozen: of ten or fewer, one that ends leaves at once (ALMOST)
+RNG = random.Random(0)  # two dozen: of ten or fewer, one that ends leaves at once (PACK_AT)
 SOURCES = pad_rows([[*RNG.choices(range(4, 9), k=RNG.randint(1, 5)), EOS] for _ in range(24)])
 MASK = padding_mask(SOURCES)
 

@@ -12,14 +12,14 @@ from scripts.book.exercises import exercise
     lambda: [([9, 2, 5, 2], 0.0, 5.0), ([1, 2, 2, 3, 5, 7], 0.5, 5.0), ([2, 3], 1.0, 5.0)],
     "each step costs a row for each text in the batch, finished or not, and each packing its price",
     "when all texts have ended, nothing is packed any more",
-    lambda lengths, almost, packing: decoding_cost(lengths, almost, packing) + packing,
+    lambda lengths, pack_at, packing: decoding_cost(lengths, pack_at, packing) + packing,
     "the batch is never packed",
-    lambda lengths, almost, packing: decoding_cost(lengths, 0.0, packing),
+    lambda lengths, pack_at, packing: decoding_cost(lengths, 0.0, packing),
 )
-def decoding_cost(lengths: Sequence[int], almost: float, packing: float) -> float:
+def decoding_cost(lengths: Sequence[int], pack_at: float, packing: float) -> float:
     """Step by step, as `write_and_leave` does it.
 
-    Further: for the 64 texts and packing=10, almost=0.65 is cheapest with 1,210 rows. 0.9 costs
+    Further: for the 64 texts and packing=10, pack_at=0.65 is cheapest with 1,210 rows. 0.9 costs
     1,231, packing whenever a text ends (0.999) 1,240, after each step (1.0) 1,370, and never (0.0)
     1,856.
     """
@@ -27,7 +27,7 @@ def decoding_cost(lengths: Sequence[int], almost: float, packing: float) -> floa
     for step in range(1, max(lengths) + 1):
         cost += live
         unfinished = sum(length > step for length in lengths)
-        if unfinished and unfinished <= almost * live:
+        if unfinished and unfinished <= pack_at * live:
             live, cost = unfinished, cost + packing
     return cost
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scripts.ch02_multi_head_attention import merge_heads
-from scripts.ch13_decoding_fast import best_logits, log_sum_exp
+from scripts.ch13_decoding_fast import best_logits
 from scripts.fast import compiled
 from scripts.fast.compiled import LANES, P, fields
 
@@ -108,6 +108,11 @@ def scale_sums(
     out = unit.new_empty(sums.shape)
     compiled.call("kernels", "scale_sums", sums, *sums.shape, unit, units, bias, more, relu, out)
     return out
+
+
+def log_sum_exp(logits: Tensor, largest: Tensor) -> Tensor:
+    """log Σ exp of each row of logits (N, V), whose largest (N, 1) is known: (N, 1)."""
+    return largest + (logits - largest).exp_().sum(dim=-1, keepdim=True).log_()
 
 
 def best_of_rows(

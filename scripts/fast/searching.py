@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from scripts.ch06_training import BOS, EOS
 from scripts.ch08_decoding import Hypothesis, drawer, dropout_off, hypothesis
-from scripts.ch13_decoding_fast import ALMOST, close_gaps, hope, write_and_leave
+from scripts.ch13_decoding_fast import PACK_AT, close_gaps, hope, write_and_leave
 from scripts.fast.decoding import CachedDecoding
 from scripts.fast.kernels import MOST_ROWS, best_of_rows
 
@@ -151,6 +151,6 @@ def cached_beam_search(
             going = search.undecided(alpha, exact)
             if not any(going):
                 break
-            if sum(going) <= ALMOST * len(going):  # moving the others' caches has a cost, too
+            if sum(going) <= PACK_AT * len(going):  # moving the others' caches has a cost, too
                 search.keep(going)
     return [sorted(ended, key=lambda h: -h.score(alpha))[:beam] for ended in search.finished]
