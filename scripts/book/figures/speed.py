@@ -5,7 +5,7 @@ from __future__ import annotations
 from scripts import Late
 from scripts.book.charts import rounded, titled
 from scripts.book.figures.diagram import drawn
-from scripts.book.look import GREY, LOG, PALETTE, bar_axis, colored
+from scripts.book.look import GREY, INK, LOG, PALETTE, bar_axis, colored
 
 alt, pd = Late("altair"), Late("pandas")
 
