@@ -22,7 +22,14 @@ from contents import parts
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 LIVING = DOCS / "living/build.py"  # makes the page that translates, with a build of its own
-READ = ["notebooks/*.ipynb", "scripts/**/*.py", "results/**/*.json", "tests/*.py", "models/*/*.md"]
+READ = [
+    "notebooks/*.ipynb",
+    "scripts/**/*.py",
+    "scripts/fast/*.c",
+    "results/**/*.json",
+    "tests/*.py",
+    "models/*/*.md",
+]
 READ += ["docs/*.md", "*.txt", "*.toml", "*.yml", "LICENSE", "CITATION.cff"]
 READ += ["scripts/corpora/*.txt", "scripts/corpora/*.toml"]
 MODULES = """\
