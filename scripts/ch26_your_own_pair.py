@@ -324,9 +324,11 @@ def tunings(data: TrainingData, fifty: PAIRS) -> dict[str, tuple[PAIRS, int]]:
     }
 
 
-def tuned(model: Trained, data: TrainingData, pairs: PAIRS, epochs: int) -> Trained:
+def tuned(
+    model: Trained, data: TrainingData, pairs: PAIRS, epochs: int, lr: float = 2e-3
+) -> Trained:
     """The model after `epochs` more through `pairs`, at a lower rate."""
-    config = replace(model.config, lr=2e-3, warmup=10, epochs=epochs)
+    config = replace(model.config, lr=lr, warmup=10, epochs=epochs)
     return fitted(config, with_pairs(data, pairs), model)
 
 
