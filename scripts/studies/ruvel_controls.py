@@ -20,13 +20,13 @@ from scripts.ch26_your_own_pair import (
     honest_split,
     random_split,
     ruvel_corpus,
+    shares,
     translations,
     tuned,
 )
 from scripts.core.data import prepare
 from scripts.core.models import Trained
 from scripts.corpora.invented import ruvel_pairs
-from scripts.studies.ruvel import shares
 from scripts.studies.subject import record_command
 
 SEEDS = (1, 2, 3)

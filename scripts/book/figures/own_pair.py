@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts import Late
-from scripts.book.charts import rounded
+from scripts.book.charts import lines, rounded, titled
 from scripts.book.look import GREY, PALETTE, colored
 
 alt, pd = Late("altair"), Late("pandas")
@@ -52,11 +52,50 @@ def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.Chart:
     ]
     colors = dict(zip(dict.fromkeys(row["trained on"] for row in rows), PALETTE, strict=False))
     old = alt.X("old:Q", title="old test sentences that are exactly right (%)")
-    negated = alt.Y("negated:Q", title="negated ones (%)")
-    chart = alt.Chart(rounded(pd.DataFrame(rows))).mark_point(filled=True, opacity=0.8)
+    negated = alt.Y("negated:Q", title="negated sentences that are exactly right (%)")
+    whole = {"domain": [-4, 104], "nice": False}  # no mark is cut by the frame
+    percent = {"values": [*range(0, 101, 20)]}
     color = colored("trained on", colors, legend=alt.Legend(title=None))
-    before = f"datum['trained on'] == '{BEFORE}'"  # eight in one place
-    size = alt.when(before).then(alt.value(220)).otherwise(alt.value(80))
-    return chart.encode(
-        old.scale(domain=[0, 100]), negated.scale(domain=[0, 100]), color, size=size
+    before = f"datum['trained on'] == '{BEFORE}'"  # eight in one place, as rings
+    size = alt.when(before).then(alt.value(130)).otherwise(alt.value(80))
+    inside = alt.when(before).then(alt.value(0)).otherwise(alt.value(1))
+    return (
+        alt.Chart(rounded(pd.DataFrame(rows)))
+        .mark_point(opacity=0.8)
+        .encode(old.scale(**whole).axis(**percent), negated.scale(**whole).axis(**percent))
+        .encode(color, fill=colored("trained on", colors, legend=None))
+        .encode(size=size, fillOpacity=inside)
     )
+
+
+def repeats_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
+    """What a mixed training teaches, by how often the new sentences stand in it.
+
+    Lines join the means of the runs, each of which is a point. The title says from how many repeats
+    on nine outputs of ten say "not", and how many are right there and with the most repeats.
+    """
+    curves = {
+        "old: exactly right": "old",
+        "negated: says not": "negated_says_not",
+        "negated: exactly right": "negated",
+    }
+    rows = [
+        {"curve": curve, "repeats": int(repeats), "share": 100 * row[column]}
+        for curve, column in curves.items()
+        for run in runs
+        for repeats, row in run["repeats"].items()
+    ]
+    frame = pd.DataFrame(rows)
+    means = frame.groupby(["curve", "repeats"], sort=False, as_index=False).mean()
+    titles = {"x_title": "each of the fifty, times in training", "y_title": "outputs (%)"}
+    drawn = lines(means, "repeats", "share", "curve", zero=True, width=400, height=220, **titles)
+    drawn = drawn.encode(
+        alt.X("repeats:Q").title(titles["x_title"]).axis(values=[0, 1, 2, 3, 5, 10])
+    )
+    points = alt.Chart(rounded(frame)).mark_circle(size=40, opacity=0.7)
+    drawn += points.encode(drawn.encoding.x, drawn.encoding.y, drawn.encoding.color)
+    shares = means.pivot(index="repeats", columns="curve", values="share")
+    first, right = (shares["negated: says not"] > 90).idxmax(), shares["negated: exactly right"]
+    title = f"With {first} repeats nearly all say not, but {right[first]:.0f}% are right"
+    title += f"; with {right.index[-1]}, {right.iloc[-1]:.0f}%"
+    return titled(drawn, title, f"About 260 steps each. {len(runs)} seeds, and their means.")
