@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts import Late
-from scripts.book.charts import lines, rounded, titled
+from scripts.book.charts import rounded, titled
 from scripts.book.look import GREY, PALETTE, colored
 
 alt, pd = Late("altair"), Late("pandas")
 
 BEFORE = "before fine-tuning"
+CURVES = {
+    "old: exactly right": "old",
+    "negated: says not": "negated_says_not",
+    "negated: exactly right": "negated",
+}
 
 
 def alignment(
@@ -69,33 +74,30 @@ def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.Chart:
 
 
 def repeats_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
-    """What a mixed training teaches, by how often the new sentences stand in it.
+    """What a mixed training teaches, by how often each new sentence stands in it.
 
     Lines join the means of the runs, each of which is a point. The title says from how many repeats
     on nine outputs of ten say "not", and how many are right there and with the most repeats.
     """
-    curves = {
-        "old: exactly right": "old",
-        "negated: says not": "negated_says_not",
-        "negated: exactly right": "negated",
-    }
     rows = [
         {"curve": curve, "repeats": int(repeats), "share": 100 * row[column]}
-        for curve, column in curves.items()
         for run in runs
         for repeats, row in run["repeats"].items()
+        for curve, column in CURVES.items()
     ]
     frame = pd.DataFrame(rows)
-    means = frame.groupby(["curve", "repeats"], sort=False, as_index=False).mean()
-    titles = {"x_title": "each of the fifty, times in training", "y_title": "outputs (%)"}
-    drawn = lines(means, "repeats", "share", "curve", zero=True, width=400, height=220, **titles)
-    drawn = drawn.encode(
-        alt.X("repeats:Q").title(titles["x_title"]).axis(values=[0, 1, 2, 3, 5, 10])
+    shares = frame.groupby(["repeats", "curve"])["share"].mean().unstack()
+    x = alt.X("repeats:Q", title="how often each of the fifty stands among the 1,700")
+    x = x.axis(values=shares.index.tolist())
+    color = colored(
+        "curve", dict(zip(CURVES, PALETTE, strict=False)), legend=alt.Legend(title=None)
     )
-    points = alt.Chart(rounded(frame)).mark_circle(size=40, opacity=0.7)
-    drawn += points.encode(drawn.encoding.x, drawn.encoding.y, drawn.encoding.color)
-    shares = means.pivot(index="repeats", columns="curve", values="share")
-    first, right = (shares["negated: says not"] > 90).idxmax(), shares["negated: exactly right"]
+    base = alt.Chart(rounded(frame)).encode(x, alt.Y("share:Q", title="outputs (%)"), color)
+    means = base.transform_aggregate(share="mean(share)", groupby=["curve", "repeats"])
+    drawn = means.mark_line() + base.mark_circle(size=40, opacity=0.7)
+    says_not, right = shares["negated: says not"], shares["negated: exactly right"]
+    first, most = (says_not > 90).idxmax(), shares.index[-1]
     title = f"With {first} repeats nearly all say not, but {right[first]:.0f}% are right"
-    title += f"; with {right.index[-1]}, {right.iloc[-1]:.0f}%"
-    return titled(drawn, title, f"About 260 steps each. {len(runs)} seeds, and their means.")
+    title += f"; with {most}, {right[most]:.0f}%"
+    caption = f"About 260 steps each. {len(runs)} seeds, and their means."
+    return titled(drawn.properties(width=400, height=220), title, caption)
