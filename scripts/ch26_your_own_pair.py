@@ -45,7 +45,7 @@ import pandas as pd
 
 from scripts.book.charts import titled
 from scripts.book.exercises import check
-from scripts.book.figures.own_pair import alignment, tuning_chart
+from scripts.book.figures.own_pair import alignment, repeats_chart, tuning_chart
 from scripts.book.figures.training import size_choices, size_frame, size_means, sizes_chart
 from scripts.book.records import load_record
 from scripts.ch09_training_run import Run
@@ -141,7 +141,7 @@ print(report_text(own.report))
 #
 # > **In short.** A test sentence with a twin in training asks what the model remembers.
 #
-# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order, with another number (so digits don't count). **Your turn.** Write what is the same in all of them. `letters_only(text)` helps: it makes a space of each sign but letters and what stands on them, such as Hindi's vowels. (`\w` loses those: a boy, लड़का, becomes a girl, लड़की.)
+# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order, with another number (so digits don't count). **Your turn.** Write what is the same in all of them. `letters_only(text)` helps: it makes a space of each sign but letters and what stands on them, such as Hindi's vowels. (`\w` loses those.)
 
 
 # %% tags=["yours"]
@@ -180,7 +180,7 @@ assert not {s[0] for s, _ in train_part} & {s[0] for s, _ in held_out}, "a twin 
 assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 
 # %% [markdown]
-# `scripts.train` keeps this promise more simply: it draws pairs and leaves their twins, on either side, out of training. It finds more of them: sentences that share 80% of their word triples.
+# `scripts.train` keeps this promise more simply: it draws pairs and leaves their twins, on either side, out of training. It finds more: sentences that share 80% of their word triples.
 #
 # ## Choose, train, judge
 #
@@ -195,7 +195,7 @@ recipes = {count: asdict(TrainConfig(**recipe_for(count))) for count in (1000, 3
 pd.DataFrame(recipes).T[["layers", "d_model", "vocab", "dropout", "epochs"]]
 
 # %% [markdown]
-# Those are for captions. Ruvel is simpler: this smaller model learns it in half a minute. The loop is that of [chapter 9](ch09_training_run.ipynb), without its files.
+# Those are for captions. Ruvel is simpler: this smaller model learns it in half a minute. The loop is that of [chapter 9](ch09_training_run.ipynb).
 
 # %%
 LEARNER = TrainConfig(
@@ -256,7 +256,7 @@ assert greedy_bleu(model, old) > 96
 print("exactly right:", roughly(exact(model, old)))
 
 # %% [markdown]
-# Nearly all, with eight seeds 97.0 to 98.5% ([record](../results/ruvel.json)), and BLEU is above 96. That would be a reason to stop looking.
+# Nearly all, with eight seeds 97.0 to 98.5% ([record](../results/ruvel.json)), and BLEU is above 96.
 #
 # ## Where it fails
 #
@@ -282,7 +282,7 @@ pd.DataFrame(record["outputs"]["before fine-tuning"][:4])  # of a recorded run
 # %% [markdown]
 # None of the negated sentences comes out right, and two of a hundred with the object first. Not one output of eight seeds holds a *not*. The outputs are fluent and not negated, and there is no alarm: `nok` is two known pieces, `n` and `ok`, so not even `<unk>`.
 #
-# In the second construction the word order decides who acts. In all that the model learned, the first noun acts, and the endings agree; nothing told it which to trust. No sentence there begins with a thing, so a basket that comes first becomes a being (“The dog washed …”).
+# In the second construction the word order decides who acts. The ending isn't unread: without it 60 to 62% of the outputs have an *a*, with it 0 to 4.5% do ([three seeds](../results/ruvel-controls.json)); the model takes it for *the*. In all that the model learned, the first noun acts, and the endings agree; nothing told it which to trust.
 #
 # Is `nok` misread, or not read at all? **Instrument.** Delete it from the sources, and compare.
 
@@ -364,9 +364,15 @@ titled(
 # %% [markdown]
 # The cure works. But who sees nothing but negations learns that English negates: of the outputs for *old* sentences 35 to 83% now say *not*. Would any fifty sentences do such harm? The control has two thirds of the loss: the model soon knows its fifty by heart and little else; but none of its outputs says *not*. Mixed, the cure costs hardly anything: of the old sentences 96.5 to 98.5% are right (97.0 to 98.5 before). It also cures less, 48%, not 56: each negation was met 50 times, not 130.
 #
-# The rate was chosen with seed 1 on these test sets; on other negations twice the rate gives more (56 to 66%, not 49 to 52).
+# As many steps on the 1,700 alone give 97 to 98.5%. The rate was chosen with seed 1 on these test sets; on others twice the rate gives more (56 to 66%, not 49 to 52).
 #
-# Repeats are needed: once each among the 1,700, the fifty teach nothing, 0 of 200 with each of three seeds ([the controls](../results/ruvel-controls.json)).
+# How often must the fifty stand among the 1,700? **Predict.** And what comes first: a *not*, or a sentence that is right?
+
+# %%
+repeats_chart(load_record("ruvel-controls")["runs"])
+
+# %% [markdown]
+# The *not* comes first, the right sentence later. Once each (7 passes) is a matter of luck: 0, 18 and 48% say *not*. Twice (7 passes) does as much as three times (6): steps count, too. Of the old sentences 96.5 to 99% stay right.
 
 # %%
 outputs = record["outputs"]
@@ -391,7 +397,7 @@ pd.DataFrame(
 # python -m scripts.train --pairs both.tsv --valid valid.tsv --test asked.tsv --from runs/ruvel --name ruvel-2
 # ```
 #
-# `--from` takes the fifty ten times each, at half the chapter's rate and in more passes, and keeps out of training what judged the model. `valid.tsv` has sentences of both kinds to choose the epoch by. At the end stands BLEU before and after, on the old test set and on `asked.tsv`.
+# `--from` takes the fifty ten times each, at half the chapter's rate and in more passes, and keeps out of training what judged the model. `valid.tsv` has sentences of both kinds to choose the epoch by.
 #
 # ## Case · A score above 90
 #
@@ -448,9 +454,9 @@ for name, scores in record["runs"][0]["case"].items():
     print(f"recorded, {name}:", ", ".join(f"{test} {score}" for test, score in scores.items()))
 
 # %% [markdown]
-# **Culprit.** Twins. Of the eight seeds, the random split's model has 90 to 95 BLEU on its own test set and 59 to 66 on fresh sentences. These are of training's length and kind, so it isn't the kind. Nor is it overfitting: with 8 epochs in place of 20 fresh sentences have 21 to 30 BLEU, with 40 they have 70 to 74 ([three seeds](../results/ruvel-controls.json)).
+# **Culprit.** Twins. Of the eight seeds, the random split's model has 90 to 95 BLEU on its own test set and 59 to 66 on fresh sentences. These are of training's length and kind, so it isn't the kind. Nor is it overfitting: with 8 epochs in place of 20 fresh sentences have 21 to 30 BLEU, with 40 they have 70 to 74 (three seeds).
 #
-# After the honest split, the same training has 48 to 58 on its test set and 57 to 65 on fresh sentences: this draw's score is too low. Its 99 pairs are 33 different sentences, too few for more (chapter 10). On fresh sentences that model is 3 BLEU behind the first: it learned from 267 sentences, not 300, the price of a score that can be believed.
+# After the honest split, the same training has 48 to 58 on its test set and 57 to 65 on fresh sentences: this draw's score is too low. Its 99 pairs are 33 different sentences, too few for more (chapter 10); another draw gives 58 to 63, and 60 to 61 on fresh ones. On fresh sentences that model is 3 BLEU behind the first: it learned from 267 sentences, not 300, the price of a score that can be believed.
 #
 # ## What more pairs give
 #
@@ -466,7 +472,7 @@ assert means["longer"] - means["one for all"] > 0.8 * (means["by size"] - means[
 sizes_chart(frame)
 
 # %% [markdown]
-# Is the gain the narrow model, or its dropout? The control, *longer*, says: a small part. With 1,000 pairs `small` takes at most 198 steps, all within its warm-up. With as many passes as the other, and so at rates that come up, it gets most of the gain. The narrow model is 0.8 BLEU better in this one draw, three times as fast, and smaller. With 10,000 pairs a recipe between the two lost to `small`; we set the border at 6,000.
+# Is the gain the narrow model, or its dropout? The control, *longer*, says: a small part. With 1,000 pairs `small` takes at most 198 steps, all within its warm-up. With as many passes as the other, and so at rates that come up, it gets most of the gain. The narrow model is 0.8 BLEU better in this one draw, three times as fast, and smaller. With 10,000 pairs `small` won; we set the border at 6,000.
 
 # %%
 next_steps = ["collect more (Tatoeba, OPUS); fine-tune a pretrained model", "the same"]
@@ -474,7 +480,7 @@ next_steps += ["fifty sentences for each construction that fails", "learn from m
 size_choices(frame).assign(next=next_steps)
 
 # %% [markdown]
-# Minutes are those of one CPU thread. Below some thousand pairs of a real language one usually fine-tunes a pretrained model (OPUS-MT; or NLLB, whose weights aren't for commerce). This chapter's report, split and tests serve it, too.
+# Minutes are those of one CPU thread. Below some thousand pairs of a real language one usually fine-tunes a pretrained model (OPUS-MT; or NLLB, whose weights aren't for commerce).
 #
 # **What not to expect.** 1,700 pairs have nearly every word of Ruvel many times; those of a real language don't. And even in Ruvel a construction without examples failed.
 #
@@ -544,7 +550,7 @@ check(odd_lengths)
 #
 # *project · difficulty ●●○ · worth ●●● · 30 minutes*
 #
-# Can fifty sentences teach the model to believe the endings? Take `ruvel_pairs(50, construction="object first")`, mix them as above, and predict: how many of 200 new ones will be right, and what happens to the old test set? Then append fifty to your own file, for whatever your own translator can't do.
+# Can fifty sentences teach the model to believe the endings? Take `ruvel_pairs(50, construction="object first")`, mix them as above, and predict: how many of 200 new ones will be right, and what happens to the old test set?
 #
 # <details><summary>What happens</summary>
 #

@@ -112,3 +112,25 @@ def test_the_controls_say_what_the_chapter_says():
     rates = [run["mixed, by rate"] for run in runs]
     shares = {lr: sorted(run[lr]["negated"] for run in rates) for lr in ("0.002", "0.004")}
     assert shares == {"0.002": [0.49, 0.5, 0.52], "0.004": [0.56, 0.61, 0.66]}
+
+
+def test_repeats_and_practice_give_what_the_chapter_says():
+    runs = load_record("ruvel-controls")["runs"]
+
+    def ends(*path):
+        values = [reduce(dict.__getitem__, path, run) for run in runs]
+        return [round(min(values), 3), round(max(values), 3)]
+
+    assert ends("repeats", "0", "old") == [0.97, 0.985]
+    assert ends("repeats", "1", "negated_says_not") == [0.0, 0.48]
+    old = [ends("repeats", str(n), "old") for n in (1, 2, 3, 5, 10)]
+    assert [min(old)[0], max(high for _, high in old)] == [0.965, 0.99]
+    for part, shares in {
+        "articles": [0.0, 0.045],
+        "articles without the ending": [0.595, 0.615],
+        "exact": [0.12, 0.27],
+        "old": [0.935, 0.95],
+    }.items():
+        assert ends("object first", part) == shares, part
+    assert [round(end) for end in ends("another draw", "its test set")] == [58, 63]
+    assert [round(end) for end in ends("another draw", "fresh")] == [60, 61]
