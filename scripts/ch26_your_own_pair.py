@@ -36,7 +36,6 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 
 # %%
 import random
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -46,7 +45,7 @@ import pandas as pd
 
 from scripts.book.charts import titled
 from scripts.book.exercises import check
-from scripts.book.figures.own_pair import alignment, tuning_chart
+from scripts.book.figures.own_pair import alignment, repeats_chart, tuning_chart
 from scripts.book.figures.training import size_choices, size_frame, size_means, sizes_chart
 from scripts.book.records import load_record
 from scripts.ch09_training_run import Run
@@ -57,7 +56,7 @@ from scripts.core.scores import corpus_bleu
 from scripts.core.settings import TrainConfig
 from scripts.corpora.invented import ruvel_pairs
 from scripts.corpora.report import report_text
-from scripts.corpora.splits import own_pairs
+from scripts.corpora.splits import letters_only, own_pairs
 from scripts.fast.translating import fast_translate
 
 PAIRS = list[tuple[str, str]]  # sources and their targets
@@ -71,13 +70,13 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # make living MODEL=runs/ruvel                                        # a page that translates
 # ```
 #
-# `ruvel.tsv` has a source, a tab and a target on each line. Two files, line by line, do as well: `--source a.txt --target b.txt`. Any languages and scripts will do; `qru-en` are codes, or names. We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
+# `ruvel.tsv` has a source, a tab and a target on each line. Two files, line by line, do as well: `--source a.txt --target b.txt`. Any languages and scripts will do; `qru-en` are codes, or names such as `Ruvel-English`. We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
 #
 # ## A language that nobody speaks
 #
 # > **In short.** Ruvel has another word order than English, and endings where English has word order.
 #
-# We invented it: no one's mother tongue helps, and we know every rule.
+# We invented it: no one's mother tongue helps, and we know every rule; the main ones:
 #
 # | | |
 # |---|---|
@@ -90,7 +89,7 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # | a or e | as the word's last vowel: a after a, o, u; e after e, i |
 # | `sil`, `mur`, `tena` | in, behind, near, *after* the noun: `hamur sil`, in the house |
 #
-# **Predict.** `aleni` girl, `goral` horse, `velis` apple, `bir-` bring. What is *Aleni goralka gura velisre birel*? The lines show which word became which.
+# **Predict.** `aleni` girl, `goral` horse, `velis` apple, `bir-` bring. What is *Aleni goralka gura velisre birel*?
 
 # %%
 pairs = ruvel_pairs()
@@ -136,25 +135,25 @@ with TemporaryDirectory() as folder:
 print(report_text(own.report))
 
 # %% [markdown]
-# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. The other four could be mended or are only suspects: line 600 has its columns swapped. The report says so and keeps it: a program that guesses wrongly must not delete your work. We mend the file: from here on it is the 2,000 pairs.
+# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. The other four could be mended or are only suspects, such as line 600 with its columns swapped. The report keeps them: a program that guesses wrongly must not delete your work. From here on we take the 2,000 pairs.
 #
 # ## What may be held out
 #
 # > **In short.** A test sentence with a twin in training asks what the model remembers.
 #
-# Collected pairs come in near-copies: with an exclamation mark, in small letters, with another number. **Your turn.** Write what is the same in all of them. (`\w` is a letter, a digit or `_`.)
+# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order, with another number (so digits don't count). **Your turn.** Write what is the same in all of them. `letters_only(text)` helps: it makes a space of each sign but letters and what stands on them, such as Hindi's vowels. (`\w` loses those.)
 
 
 # %% tags=["yours"]
 def fingerprint(text: str) -> tuple[str, ...]:
     """The words of a text, sorted, in small letters, without punctuation, digits and "_"."""
-    return tuple(sorted(re.findall(r"[^\W\d_]+", text.lower())))
+    return tuple(sorted(letters_only(text.lower()).split()))
 
 
 # %%
 assert fingerprint("Havo 2 simekre makan!") == fingerprint("havo  simekre, makan.")
 assert fingerprint("Älä näe: 7") == ("näe", "älä") and fingerprint("x_y") == ("x", "y")
-assert fingerprint("a a b") != fingerprint("a b")
+assert fingerprint("a a b") != fingerprint("a b") and fingerprint("लड़का") != fingerprint("लड़की")
 
 # %% [markdown]
 # **Your turn.** Split so that no fingerprint of a source is on both sides.
@@ -181,13 +180,13 @@ assert not {s[0] for s, _ in train_part} & {s[0] for s, _ in held_out}, "a twin 
 assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 
 # %% [markdown]
-# `scripts.train` does this to your pairs, on both sides, and finds more: sentences that share 80% of their word triples.
+# `scripts.train` keeps this promise more simply: it draws pairs and leaves their twins, on either side, out of training. It finds more: sentences that share 80% of their word triples.
 #
 # ## Choose, train, judge
 #
 # > **In short.** Few pairs want many passes; then a narrow model is enough.
 #
-# Without other options `scripts.train` takes the settings from the number of pairs. Each can be overridden.
+# `scripts.train` takes the settings from the number of pairs; each can be overridden.
 
 # %%
 count = len(own.splits["train"])
@@ -196,7 +195,7 @@ recipes = {count: asdict(TrainConfig(**recipe_for(count))) for count in (1000, 3
 pd.DataFrame(recipes).T[["layers", "d_model", "vocab", "dropout", "epochs"]]
 
 # %% [markdown]
-# Those recipes were chosen for captions. Ruvel is simpler: this smaller model learns it in half a minute. The loop is that of [chapter 9](ch09_training_run.ipynb), without its files.
+# Those are for captions. Ruvel is simpler: this smaller model learns it in half a minute. The loop is that of [chapter 9](ch09_training_run.ipynb).
 
 # %%
 LEARNER = TrainConfig(
@@ -239,7 +238,7 @@ def roughly(share: float) -> str:
 
 
 # %% [markdown]
-# In a real language many translations of a sentence are right, so we count n-grams (chapter 10). In Ruvel only one is: we can also ask how many come out exactly so. **Predict.** 2,000 pairs, less those held out: how many new sentences will be exactly right?
+# In a real language many translations are right, so we count n-grams (chapter 10). Our grammar writes only one, so we can count exact ones, too. **Predict.** From 2,000 pairs, less those held out: how many new sentences will be exactly right?
 
 
 # %%
@@ -257,18 +256,18 @@ assert greedy_bleu(model, old) > 96
 print("exactly right:", roughly(exact(model, old)))
 
 # %% [markdown]
-# Nearly all, and BLEU is above 96. With eight seeds, 97.0 to 98.5% are right ([record](../results/ruvel.json)). That would be a reason to stop looking.
+# Nearly all, with eight seeds 97.0 to 98.5% ([record](../results/ruvel.json)), and BLEU is above 96.
 #
 # ## Where it fails
 #
 # > **In short.** A test set that looks like the training set asks only what was taught. Ask something else.
 #
-# Our grammar has two constructions that none of the 2,000 pairs has, of words that all occur in them:
+# Our grammar has two constructions that none of the 2,000 pairs has. The second is made of known words alone:
 #
 # - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
 # - **The object first.** *Tivente havo limen*: the ending says who is heard, so it's the dog who hears the bird.
 #
-# **Predict.** What will the model make of `nok`, a word that it has never seen? And what will it believe in the second sentence: the endings, or the word order?
+# **Predict.** What will the model make of `nok`, which it has never seen? And what will it believe in the second sentence: endings, or word order?
 
 # %%
 new = ruvel_pairs(250, construction="negation")
@@ -281,11 +280,11 @@ pd.set_option("display.max_colwidth", None)
 pd.DataFrame(record["outputs"]["before fine-tuning"][:4])  # of a recorded run
 
 # %% [markdown]
-# None of the negated sentences comes out right, and two of a hundred with the object first. Not one output of eight seeds holds a *not*. The sentences are fluent and say the opposite, and the model has no word for “I don't know this word”.
+# None of the negated sentences comes out right, and two of a hundred with the object first. Not one output of eight seeds holds a *not*. The outputs are fluent and not negated, and there is no alarm: `nok` is two known pieces, `n` and `ok`, so not even `<unk>`.
 #
-# In the second construction the model believes the word order. In all that it learned, the first noun acts, and the endings agree; nothing told it which to trust. No sentence that it learned begins with a thing, so a basket that comes first becomes a being (“The dog washed …”).
+# In the second construction the word order decides who acts. The ending isn't unread: without it 60 to 62% of the outputs have an *a*, with it 0 to 4.5% do ([three seeds](../results/ruvel-controls.json)); the model takes it for *the*. In all that the model learned, the first noun acts, and the endings agree; nothing told it which to trust.
 #
-# Is `nok` misread, or not read at all? **Instrument.** Delete it from the sources, and compare what comes out.
+# Is `nok` misread, or not read at all? **Instrument.** Delete it from the sources, and compare.
 
 
 # %%
@@ -299,7 +298,7 @@ unread = pd.Series([run["same_without_nok"] for run in record["runs"]], name="th
 unread.describe()[["min", "50%", "max"]].map("{:.0%}".format).to_frame()
 
 # %% [markdown]
-# With most seeds, in three outputs of four, `nok` changes nothing. In the rest it changes another word: without `nok` the model says *sang*, with it *sleeps*.
+# With seven of eight seeds, in 62 to 96 outputs of a hundred, `nok` changes nothing (with the eighth, in 12). In the rest something else changes: without `nok` the model says *sang*, with it *sleeps*.
 #
 # ## Fifty sentences
 #
@@ -324,38 +323,56 @@ def tunings(data: TrainingData, fifty: PAIRS) -> dict[str, tuple[PAIRS, int]]:
     }
 
 
-def tuned(model: Trained, data: TrainingData, pairs: PAIRS, epochs: int) -> Trained:
+def tuned(model: Trained, data: TrainingData, pairs: PAIRS, epochs: int, lr=2e-3) -> Trained:
     """The model after `epochs` more through `pairs`, at a lower rate."""
-    config = replace(model.config, lr=2e-3, warmup=10, epochs=epochs)
+    config = replace(model.config, lr=lr, warmup=10, epochs=epochs)
     return fitted(config, with_pairs(data, pairs), model)
+
+
+def shares(trained: Trained, old: PAIRS, negated: PAIRS) -> dict[str, float]:
+    """What of both test sets is exactly right, and what says "not"."""
+    row = {"old": exact(trained, old), "negated": exact(trained, negated)}
+    row["old_says_not"] = says_not(translations(trained, old))
+    row["negated_says_not"] = says_not(translations(trained, negated))
+    return {name: round(share, 3) for name, share in row.items()}
 
 
 # %%
 rows = {}
 for name, (sentences, epochs) in tunings(data, fifty).items():
-    after = tuned(model, data, sentences, epochs)
-    tests = {"old": old, "negated": negated}
-    rows[name] = {test: exact(after, pairs) for test, pairs in tests.items()}
-    rows[name] |= {f"{t}_says_not": says_not(translations(after, p)) for t, p in tests.items()}
+    rows[name] = shares(tuned(model, data, sentences, epochs), old, negated)
 alone, others, mixed = rows.values()
 assert alone["old"] + 0.1 < others["old"] < mixed["old"] - 0.3
 assert min(alone["negated"], mixed["negated"]) > 0.3 and others["negated"] == 0
 assert alone["old_says_not"] > 0.15 and mixed["old_says_not"] < 0.05
-tables = [pd.DataFrame(run["tuned"]).T for run in record["runs"]]
-(sum(tables) / len(tables)).map("{:.0%}".format)  # the means of eight recorded runs
+pd.DataFrame(rows).T[["old", "negated"]].map(roughly)  # exactly right, live
 
 # %% [markdown]
-# The live run is held to the same order. Each of the eight seeds:
+# The means of eight recorded runs, and each run:
+
+# %%
+tables = [pd.DataFrame(run["tuned"]).T for run in record["runs"]]
+pd.concat(tables).groupby(level=0, sort=False).mean().map("{:.0%}".format)
 
 # %%
 titled(
     tuning_chart(record["runs"]),
-    "Only among old sentences do fifty negations teach without a loss",
-    "Each point is one of eight seeds. The model that we began with is at the lower right.",
+    "Mixed with old sentences, fifty negations teach and little is forgotten",
+    "Each point is one of eight seeds; the rings are the models that we began with.",
 )
 
 # %% [markdown]
-# The cure works. But alone, the fifty teach more than that: who sees nothing but negations learns that English negates. Of the outputs for *old* sentences 35 to 83% now say *not*. Is that the price of any fifty sentences? The control says: two thirds of it. Fifty others cost more than half of the old test set, since the model soon knows them by heart and little else; but none of its outputs says *not*. Mixed, the cure costs nothing: of the old sentences 96.5 to 98.5% are right, as before. Ten times each is needed: once each among the 1,700, the fifty teach nothing, 0 of 200 with each of three seeds ([the controls](../results/ruvel-controls.json)). The rate was chosen with seed 1 on these very test sets. On negations that no score comes from, twice the rate gives more, 56 to 66% against 49 to 52%: so the choice flatters nothing.
+# The cure works. But who sees nothing but negations learns that English negates: of the outputs for *old* sentences 35 to 83% now say *not*. Would any fifty sentences do such harm? The control has two thirds of the loss: the model soon knows its fifty by heart and little else; but none of its outputs says *not*. Mixed, the cure costs hardly anything: of the old sentences 96.5 to 98.5% are right (97.0 to 98.5 before). It also cures less, 48%, not 56: each negation was met 50 times, not 130.
+#
+# As many steps on the 1,700 alone give 97 to 98.5%. The rate was chosen with seed 1 on these test sets; on others twice the rate gives more (56 to 66%, not 49 to 52).
+#
+# How often must the fifty stand among the 1,700? **Predict.** And what comes first: a *not*, or a sentence that is right?
+
+# %%
+repeats_chart(load_record("ruvel-controls")["runs"])
+
+# %% [markdown]
+# The *not* comes first, the right sentence later. Once each (7 passes) is a matter of luck: 0, 18 and 48% say *not*. Twice (7 passes) does as much as three times (6): steps count, too. Of the old sentences 96.5 to 99% stay right.
 
 # %%
 outputs = record["outputs"]
@@ -368,7 +385,7 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# The cure isn't perfect: of the mixed model's negations 41 to 59% are exactly right. The table shows the commonest mistake, *does* for *did*. Fifty sentences show *not* fifty times, but 19 of the 20 verbs, some once, and *does* (24 times) oftener than *did* (17).
+# The cure isn't perfect: of the mixed model's negations 41 to 59% are exactly right. The table shows the commonest mistake, *does* for *did*. The fifty show 19 of the 20 verbs, some once, and *does* (24 times) oftener than *did* (17).
 #
 # On the command line:
 #
@@ -380,13 +397,13 @@ pd.DataFrame(
 # python -m scripts.train --pairs both.tsv --valid valid.tsv --test asked.tsv --from runs/ruvel --name ruvel-2
 # ```
 #
-# `--from` begins with the model's weights, takes the fifty ten times each, at half the chapter's rate and in more passes, and keeps out of training what the model was judged by. The last epoch isn't always the best, so `valid.tsv` has sentences of both kinds to choose by. It ends with BLEU before and after, on the old test set and on `asked.tsv`.
+# `--from` takes the fifty ten times each, at half the chapter's rate and in more passes, and keeps out of training what judged the model. `valid.tsv` has sentences of both kinds to choose the epoch by.
 #
 # ## Case · A score above 90
 #
 # **Symptom.** A corpus of 900 pairs, split at random. The model has over 90 BLEU on its test set; on its users' sentences we measure 64.
 #
-# **Suspects.** The users' sentences are *longer or of another kind*. *Overfitting*: the model was trained too long. *Twins*: the test set's sentences are in training, too.
+# **Suspects.** The users' sentences are *of another kind*. *Overfitting*: training was too long. *Twins*: the test set's sentences are in training, too.
 #
 # **Instrument.** Fingerprints, and two test sets for one model: its own, and fresh sentences of the same length and kind, without twins. Then the same after an honest split.
 
@@ -437,15 +454,15 @@ for name, scores in record["runs"][0]["case"].items():
     print(f"recorded, {name}:", ", ".join(f"{test} {score}" for test, score in scores.items()))
 
 # %% [markdown]
-# **Culprit.** Twins. Of the eight seeds, the random split's model has 90 to 95 BLEU on its own test set and 59 to 66 on fresh sentences. These are of training's length and kind, so it isn't the kind. Nor is it overfitting: then fewer epochs would help. With 8 in place of 20 the fresh sentences have 21 to 30 BLEU, with 40 they have 70 to 74 ([three seeds](../results/ruvel-controls.json)).
+# **Culprit.** Twins. Of the eight seeds, the random split's model has 90 to 95 BLEU on its own test set and 59 to 66 on fresh sentences. These are of training's length and kind, so it isn't the kind. Nor is it overfitting: with 8 epochs in place of 20 fresh sentences have 21 to 30 BLEU, with 40 they have 70 to 74 (three seeds).
 #
-# After the honest split, the same training has 48 to 58 on its test set and 57 to 65 on fresh sentences: now the score is too low. Those 99 pairs are 33 different sentences, too few for more (chapter 10). On fresh sentences that model is 3 BLEU behind the first: it learned from 267 different sentences, not 300. That is the price of a score that can be believed.
+# After the honest split, the same training has 48 to 58 on its test set and 57 to 65 on fresh sentences: this draw's score is too low. Its 99 pairs are 33 different sentences, too few for more (chapter 10); another draw gives 58 to 63, and 60 to 61 on fresh ones. On fresh sentences that model is 3 BLEU behind the first: it learned from 267 sentences, not 300, the price of a score that can be believed.
 #
 # ## What more pairs give
 #
 # > **In short.** In a real language each tripling of the pairs still gives points, and few pairs want long training.
 #
-# Captions of Multi30k, cut to fewer pairs, in three draws. **Predict.** All 29,000 give 41 BLEU. What do 1,000 give? And what is the recipe worth?
+# Captions of Multi30k, cut to fewer pairs, in three draws (one for 10,000 and for the control). **Predict.** All 29,000 give 41 BLEU. What do 1,000 give? And what is the recipe worth?
 
 # %%
 sizes = load_record("sizes-multi30k")
@@ -455,7 +472,7 @@ assert means["longer"] - means["one for all"] > 0.8 * (means["by size"] - means[
 sizes_chart(frame)
 
 # %% [markdown]
-# Is the gain the narrow model, or its dropout? The control, *longer*, says: hardly. With 1,000 pairs `small` takes at most 198 steps, all within its warm-up. Trained longer, with as many passes as the other, it gets most of the gain. The narrow model isn't worse, is three times as fast, and smaller. With 10,000 pairs a recipe between the two lost to `small`; we set the border at 6,000.
+# Is the gain the narrow model, or its dropout? The control, *longer*, says: a small part. With 1,000 pairs `small` takes at most 198 steps, all within its warm-up. With as many passes as the other, and so at rates that come up, it gets most of the gain. The narrow model is 0.8 BLEU better in this one draw, three times as fast, and smaller. With 10,000 pairs `small` won; we set the border at 6,000.
 
 # %%
 next_steps = ["collect more (Tatoeba, OPUS); fine-tune a pretrained model", "the same"]
@@ -463,9 +480,9 @@ next_steps += ["fifty sentences for each construction that fails", "learn from m
 size_choices(frame).assign(next=next_steps)
 
 # %% [markdown]
-# Minutes are those of one CPU thread. Below some thousand pairs of a real language, a pretrained multilingual model (NLLB, OPUS-MT) that one fine-tunes is the usual start; this chapter's report, split and tests serve it, too. Mind the licence of what you collect.
+# Minutes are those of one CPU thread. Below some thousand pairs of a real language one usually fine-tunes a pretrained model (OPUS-MT; or NLLB, whose weights aren't for commerce).
 #
-# **What not to expect.** 1,700 pairs have all of Ruvel's words many times; those of a real language don't. And even in Ruvel a construction without examples failed.
+# **What not to expect.** 1,700 pairs have nearly every word of Ruvel many times; those of a real language don't. And even in Ruvel a construction without examples failed.
 #
 # ## Publish it
 #
@@ -475,11 +492,11 @@ size_choices(frame).assign(next=next_steps)
 # make living MODEL=runs/ruvel-2 FOLDER=public                             # any static host can serve it
 # ```
 #
-# `--against` compares on `ruvel-2`'s test set alone, so it can't show what was forgotten. The page translates in the visitor's browser and shows your test sentences as examples. The card in the model's folder says what it learned from; say there, too, what it can't do.
+# `--against` compares on `ruvel-2`'s test set alone, so it can't show what was forgotten. The page shows your test sentences as examples. The model's card says what it learned from; add what it can't do.
 #
 # ## Summary
 #
-# - Look at the pairs; leave nothing out in silence. Hold out whole groups of near-copies.
+# - Look at the pairs; leave nothing out in silence. Keep near-copies of held-out sentences out of training.
 # - A test set like the training set can't show what both lack. Ask for constructions one by one.
 # - Fifty sentences can teach one. Mix them with old ones, and measure on the old test set what is forgotten.
 #
@@ -495,7 +512,7 @@ size_choices(frame).assign(next=next_steps)
 #
 # *code · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# Write `unknown_words(text, sources)`, the words of a text that no training source has. (`solution("unknown_words")` shows ours.) Which of the two constructions would it have caught?
+# Write `unknown_words(text, sources)`, the words of a text (numbers aren't words) that no training source has. (`solution("unknown_words")` shows ours.) Which of the two constructions would it have caught?
 
 
 # %%
@@ -533,11 +550,11 @@ check(odd_lengths)
 #
 # *project · difficulty ●●○ · worth ●●● · 30 minutes*
 #
-# Can fifty sentences teach the model to believe the endings? Take `ruvel_pairs(50, construction="object first")`, mix them as above, and predict: how many of 200 new ones will be right, and what happens to the old test set? Then append your own fifty sentences to your own file, for whatever your own translator can't do.
+# Can fifty sentences teach the model to believe the endings? Take `ruvel_pairs(50, construction="object first")`, mix them as above, and predict: how many of 200 new ones will be right, and what happens to the old test set?
 #
 # <details><summary>What happens</summary>
 #
-# We tried three seeds. Mixed, 12 to 27% of the new ones were right, in place of 2, and 93.5 to 95% of the old ones. A new word is learned sooner than an old habit is lost.
+# [Three seeds](../results/ruvel-controls.json): mixed, 12 to 27% of the new ones were right, in place of 2, and 93.5 to 95% of the old ones. A new word is learned sooner than an old habit is lost.
 #
 # </details>
 #

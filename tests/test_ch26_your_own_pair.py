@@ -74,6 +74,8 @@ def test_the_record_says_what_the_chapter_says():
     assert ends("tuned", "fifty others", "old_says_not") == (0, 0)
     assert ends("tuned", "mixed", "old") == (0.965, 0.985)
     assert ends("tuned", "mixed", "negated") == (0.41, 0.585)
+    unread = sorted(run["same_without_nok"] for run in runs)
+    assert (unread[0], unread[1], unread[-1]) == (0.115, 0.625, 0.955)
     assert min(ends("tuned", m, "negated_says_not")[0] for m in ("fifty negations", "mixed")) > 0.98
     shown = [(90.4, 94.9), (59.1, 66.0), (47.7, 58.1), (56.8, 65.1)]
     tests = ("its test set", "fresh")
@@ -83,6 +85,8 @@ def test_the_record_says_what_the_chapter_says():
     def mean(*path):
         return sum(reduce(dict.__getitem__, path, run) for run in runs) / len(runs)
 
+    cures = [mean("tuned", name, "negated") for name in ("fifty negations", "mixed")]
+    assert cures == pytest.approx([0.56, 0.48], abs=0.005)
     gap = mean("case", "at random", "fresh") - mean("case", "honest", "fresh")
     assert gap == pytest.approx(3.0, abs=0.05)
     start, alone, others = (mean("tuned", name, "old") for name in (before, *FIFTY))
@@ -105,7 +109,28 @@ def test_the_controls_say_what_the_chapter_says():
     fresh = {n: [run["case"][n]["fresh"] for run in runs] for n in ("8", "40")}
     assert all(21 < score < 30.5 for score in fresh["8"])
     assert all(70 < score < 74 for score in fresh["40"])
-    assert [run["once"]["negated"] for run in runs] == [0, 0, 0]
     rates = [run["mixed, by rate"] for run in runs]
     shares = {lr: sorted(run[lr]["negated"] for run in rates) for lr in ("0.002", "0.004")}
     assert shares == {"0.002": [0.49, 0.5, 0.52], "0.004": [0.56, 0.61, 0.66]}
+
+
+def test_repeats_and_practice_give_what_the_chapter_says():
+    runs = load_record("ruvel-controls")["runs"]
+
+    def ends(*path):
+        values = [reduce(dict.__getitem__, path, run) for run in runs]
+        return [round(min(values), 3), round(max(values), 3)]
+
+    assert ends("repeats", "0", "old") == [0.97, 0.985]
+    assert ends("repeats", "1", "negated_says_not") == [0.0, 0.48]
+    old = [ends("repeats", str(n), "old") for n in (1, 2, 3, 5, 10)]
+    assert [min(old)[0], max(high for _, high in old)] == [0.965, 0.99]
+    for part, shares in {
+        "articles": [0.0, 0.045],
+        "articles without the ending": [0.595, 0.615],
+        "exact": [0.12, 0.27],
+        "old": [0.935, 0.95],
+    }.items():
+        assert ends("object first", part) == shares, part
+    assert [round(end) for end in ends("another draw", "its test set")] == [58, 63]
+    assert [round(end) for end in ends("another draw", "fresh")] == [60, 61]

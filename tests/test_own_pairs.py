@@ -18,7 +18,14 @@ from scripts.core.training import best_weights
 from scripts.corpora import inspect
 from scripts.corpora.load import load_corpus
 from scripts.corpora.pairs import clean_pairs, read_pairs, where_they_part
-from scripts.corpora.splits import load_pairs, own_pairs, split_pairs
+from scripts.corpora.splits import (
+    letters_only,
+    load_pairs,
+    near_duplicates,
+    own_pairs,
+    split_pairs,
+    words_of,
+)
 
 SAMPLE = load_corpus("sample")["train"]
 TINY = ["--layers", "1", "--d_model", "16", "--d_ff", "32", "--heads", "2", "--epochs", "1"]
@@ -127,6 +134,14 @@ def test_near_duplicates_of_held_out_sentences_leave_training():
     assert not twins and len(left_out) == 3 and again["train"] == splits["train"]
     assert split_pairs(pairs, seed=1) == (splits, twins)
     assert split_pairs(pairs, seed=2)[0]["test"] != splits["test"]
+
+
+def test_vowel_signs_tell_words_apart():
+    """A girl isn't a boy's twin; digits, and they alone, are no words."""
+    boy, girl = words_of("छोटा लड़का 2!"), words_of("छोटा लड़की")
+    assert (boy, girl) == (["छोटा", "लड़का"], ["छोटा", "लड़की"])
+    assert near_duplicates({0: "बड़ा लड़का यहाँ", 1: "लड़का, 2 बड़ा"}, ["लड़की बड़ा", "बड़ा लड़का!"]) == {1}
+    assert words_of("ที่นี่") == list("ที่นี่") and letters_only("x_1²y").split() == ["x", "y"]
 
 
 def test_clean_text_is_left_alone():

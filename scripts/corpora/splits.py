@@ -2,7 +2,7 @@
 
 import json
 import random
-import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,9 +26,18 @@ class OwnPairs(NamedTuple):
     report: Report
 
 
+def letters_only(text: str) -> str:
+    """`text` with a space for all but letters and what is written on them, as Hindi's vowels.
+
+    Regular expressions don't know those: `\\w` would take a boy, लड़का, for a girl, लड़की. Digits
+    go, too, so texts of nothing else are equal.
+    """
+    return "".join(sign if unicodedata.category(sign)[0] in "LM" else " " for sign in text)
+
+
 def words_of(text: str) -> list[str]:
     """Words without case, punctuation and digits; of a text without spaces, its letters."""
-    words = re.findall(r"[^\W\d_]+", text.lower())
+    words = letters_only(text.lower()).split()
     return words if len(words) > 1 and " " in text else list("".join(words) or text)
 
 

@@ -1,9 +1,9 @@
 """Chapter 26's exercises."""
 
-import re
 import statistics
 
 from scripts.book.exercises import exercise
+from scripts.corpora.splits import letters_only
 
 TRAINING = ["Havo makan.", "Selu goralta gura kesel!"]
 LENGTHS = [("abcd", "abcdefgh")] * 4 + [("abcd", "ab"), ("abcd", "a" * 25), ("ab", "a" * 12)]
@@ -16,13 +16,13 @@ LENGTHS = [("abcd", "abcdefgh")] * 4 + [("abcd", "ab"), ("abcd", "a" * 25), ("ab
     lambda text, sources: [w for w in dict.fromkeys(text.split()) if w not in " ".join(sources)],
     "each word once",
     lambda text, sources: [
-        word for word in re.findall(r"[^\W\d_]+", text.lower()) if unknown_words(word, sources)
+        word for word in letters_only(text.lower()).split() if unknown_words(word, sources)
     ],
 )
 def unknown_words(text: str, sources: list[str]) -> list[str]:
     """The words of `text` that are in none of the sources, each once."""
-    known = set(re.findall(r"[^\W\d_]+", " ".join(sources).lower()))
-    words = dict.fromkeys(re.findall(r"[^\W\d_]+", text.lower()))
+    known = set(letters_only(" ".join(sources).lower()).split())
+    words = dict.fromkeys(letters_only(text.lower()).split())
     return [word for word in words if word not in known]
 
 

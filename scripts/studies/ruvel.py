@@ -17,25 +17,16 @@ from scripts.ch26_your_own_pair import (
     honest_split,
     random_split,
     ruvel_corpus,
-    says_not,
+    shares,
     translations,
     tuned,
     tunings,
 )
 from scripts.core.data import TrainingData, prepare
-from scripts.core.models import Trained
 from scripts.corpora.invented import Pair, ruvel_pairs
 from scripts.studies.subject import record_command
 
 SEEDS = range(1, 9)
-
-
-def shares(trained: Trained, old: list[Pair], negated: list[Pair]) -> dict[str, float]:
-    """What of both test sets is exactly right, and what says "not"."""
-    row = {"old": exact(trained, old), "negated": exact(trained, negated)}
-    row["old_says_not"] = says_not(translations(trained, old))
-    row["negated_says_not"] = says_not(translations(trained, negated))
-    return {name: round(share, 3) for name, share in row.items()}
 
 
 def one_seed(seed: int, data: TrainingData, new: list[Pair]) -> dict[str, Any]:

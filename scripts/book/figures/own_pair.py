@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts import Late
-from scripts.book.charts import rounded
+from scripts.book.charts import rounded, titled
 from scripts.book.look import GREY, PALETTE, colored
 
 alt, pd = Late("altair"), Late("pandas")
 
 BEFORE = "before fine-tuning"
+CURVES = {
+    "old: exactly right": "old",
+    "negated: says not": "negated_says_not",
+    "negated: exactly right": "negated",
+}
 
 
 def alignment(
@@ -52,11 +57,47 @@ def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.Chart:
     ]
     colors = dict(zip(dict.fromkeys(row["trained on"] for row in rows), PALETTE, strict=False))
     old = alt.X("old:Q", title="old test sentences that are exactly right (%)")
-    negated = alt.Y("negated:Q", title="negated ones (%)")
-    chart = alt.Chart(rounded(pd.DataFrame(rows))).mark_point(filled=True, opacity=0.8)
+    negated = alt.Y("negated:Q", title="negated sentences that are exactly right (%)")
+    whole = {"domain": [-4, 104], "nice": False}  # no mark is cut by the frame
+    percent = {"values": [*range(0, 101, 20)]}
     color = colored("trained on", colors, legend=alt.Legend(title=None))
-    before = f"datum['trained on'] == '{BEFORE}'"  # eight in one place
-    size = alt.when(before).then(alt.value(220)).otherwise(alt.value(80))
-    return chart.encode(
-        old.scale(domain=[0, 100]), negated.scale(domain=[0, 100]), color, size=size
+    before = f"datum['trained on'] == '{BEFORE}'"  # eight in one place, as rings
+    size = alt.when(before).then(alt.value(130)).otherwise(alt.value(80))
+    inside = alt.when(before).then(alt.value(0)).otherwise(alt.value(1))
+    return (
+        alt.Chart(rounded(pd.DataFrame(rows)))
+        .mark_point(opacity=0.8)
+        .encode(old.scale(**whole).axis(**percent), negated.scale(**whole).axis(**percent))
+        .encode(color, fill=colored("trained on", colors, legend=None))
+        .encode(size=size, fillOpacity=inside)
     )
+
+
+def repeats_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
+    """What a mixed training teaches, by how often each new sentence stands in it.
+
+    Lines join the means of the runs, each of which is a point. The title says from how many repeats
+    on nine outputs of ten say "not", and how many are right there and with the most repeats.
+    """
+    rows = [
+        {"curve": curve, "repeats": int(repeats), "share": 100 * row[column]}
+        for run in runs
+        for repeats, row in run["repeats"].items()
+        for curve, column in CURVES.items()
+    ]
+    frame = pd.DataFrame(rows)
+    shares = frame.groupby(["repeats", "curve"])["share"].mean().unstack()
+    x = alt.X("repeats:Q", title="how often each of the fifty stands among the 1,700")
+    x = x.axis(values=shares.index.tolist())
+    color = colored(
+        "curve", dict(zip(CURVES, PALETTE, strict=False)), legend=alt.Legend(title=None)
+    )
+    base = alt.Chart(rounded(frame)).encode(x, alt.Y("share:Q", title="outputs (%)"), color)
+    means = base.transform_aggregate(share="mean(share)", groupby=["curve", "repeats"])
+    drawn = means.mark_line() + base.mark_circle(size=40, opacity=0.7)
+    says_not, right = shares["negated: says not"], shares["negated: exactly right"]
+    first, most = (says_not > 90).idxmax(), shares.index[-1]
+    title = f"With {first} repeats nearly all say not, but {right[first]:.0f}% are right"
+    title += f"; with {most}, {right[most]:.0f}%"
+    caption = f"About 260 steps each. {len(runs)} seeds, and their means."
+    return titled(drawn.properties(width=400, height=220), title, caption)
