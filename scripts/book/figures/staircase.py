@@ -24,14 +24,14 @@ def race_frame(reports: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def stairs_frame(record: Mapping[str, Any]) -> pd.DataFrame:
-    """The steps from the bottom up: `time` as a multiple of the last one's, and `before` the step.
+    """The steps from the bottom up: `time` as a multiple of the last one's.
 
     `speed` is what all steps so far are worth, `code` their lines.
     """
     frame = race_frame(record["reports"]).loc[[*record["lines"]]].rename_axis("step")
     same = record["reports"]["the same again"]["rounds"]
     frame = frame.rename(columns={"times as long as ours": "time"})
-    frame["before"], frame["speed"] = frame["time"].shift(1), frame["time"].iloc[0] / frame["time"]
+    frame["speed"] = frame["time"].iloc[0] / frame["time"]
     frame.attrs["control"] = "{:.2f} to {:.2f}".format(*sorted(same)[:: len(same) - 1])
     return frame.assign(code=pd.Series(record["lines"]).cumsum())
 
@@ -55,7 +55,7 @@ def lines_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     early, flat = used["code"] < 20, used["speed"].pct_change() < 0.05
     for rows, place in (
         (early, {"align": "left", "dx": 26, "dy": -9}),
-        (flat, {"align": "left", "dx": 6, "dy": 9, "angle": 40}),
+        (flat, {"align": "left", "dx": 6, "dy": 9, "angle": 60}),
         (~early & ~flat, {"align": "right", "dx": -7, "dy": -8}),
     ):
         text = alt.Chart(used[rows]).mark_text(fontSize=11, **place)
@@ -74,7 +74,7 @@ def waterfall_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     ends = frame.loc[["sorted by length", "dropout from 16 bits", "C"]]
     (few, many), (gain, rest) = ends["code"].diff()[1:], ends["speed"].pct_change()[1:] + 1
     used = rounded(frame.loc["sorted by length":].reset_index(), 3)
-    used["before"] = used[["before", "time"]].max(axis=1)  # a step may have taken nothing away
+    used["before"] = used["time"].rolling(2, min_periods=1).max()  # a step may take nothing away
     used["label"] = [f"{time:.2f}" for time in used["time"]]
     x = alt.X("time:Q", title="time for a token, as a multiple of the last step's").axis(grid=False)
     y = bar_axis("step", used["step"].tolist())
