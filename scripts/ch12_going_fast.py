@@ -258,9 +258,9 @@ fused = lambda: F.scaled_dot_product_attention(*qkv, dropout_p=0.5).sum().backwa
 show(duel(plain, fused), what="attention alone")
 
 # %% [markdown]
-# At full size the first line is worth 1.24 (the record below). The second is a **dead end**. On a GPU `scaled_dot_product_attention` is FlashAttention (Dao et al. 2022), which keeps no scores in memory. There is such a kernel for CPUs, too, but it has no dropout. With dropout the function falls back to plain operations, and gains nothing.
+# At full size the first is worth 1.24 (record below). The second is a **dead end**. On a GPU `scaled_dot_product_attention` is FlashAttention (Dao et al. 2022), which keeps no scores in memory. There is such a kernel for CPUs, too, but it has no dropout. With dropout the function falls back to plain operations, and gains nothing.
 #
-# Another: **joint projections**, one product for Q, K and V. In an earlier [record](../results/speed-steps.json) they are worth 1.009, as is the same program against itself. So we removed them.
+# Another: **joint projections**, one product for Q, K and V. In an earlier [record](../results/speed-steps.json) they are worth 1.009, as is the same program against itself. We removed them.
 #
 # ## `torch.compile`
 #
@@ -323,7 +323,7 @@ with_bits = become(fused_model(), nn.Dropout, BitDropout)
 show(duel(program, laps(in_buckets, with_bits, half=half, fused=True), 10), what="in the model")
 
 # %% [markdown]
-# At full size it is worth 1.15 (the record below).
+# At full size it is worth 1.15.
 #
 # ## A loss that never holds all logits
 #
@@ -425,7 +425,7 @@ assert (times := max(curves["textbook"]) / max(curves["in chunks"])) > 2
 staircase.memory_chart(curves, f"The textbook's loss takes {times:.0f} times the memory")
 
 # %% [markdown]
-# The textbook's backward pass holds five tensors as large as the logits. Now time, each against the textbook's loss.
+# The textbook's backward pass holds five tensors as large as the logits. Now time, against the textbook:
 
 # %%
 for way in [*ways][1:]:
@@ -433,7 +433,7 @@ for way in [*ways][1:]:
     show(duel(partial(backward, "textbook"), partial(backward, way), rounds=4), what=way)
 
 # %% [markdown]
-# All compute the same loss. `F.cross_entropy` takes one line, so begin there. PyTorch's chunks hold the least memory. Ours gain the most time on this series' machine, so they stay.
+# All compute the same loss. `F.cross_entropy` takes one line, so begin there. Chunks save memory, PyTorch's the most, but gain little time or none. (After `keep_memory(USUAL)` ours gains more: it needs fewer fresh pages.) We keep ours for the C below.
 #
 # ## Rows instead of rectangles
 #
@@ -507,7 +507,7 @@ code = (SOURCE := ROOT / "scripts" / "fast" / "passes.c").read_text("utf-8")
 print(code[(start := code.index("/* dropout(x) of")) : code.index("\n}\n", start) + 2])
 
 # %% [markdown]
-# Line by line. `PARALLEL` shares the blocks of 256 numbers out among threads. `room` is a place on the stack, in the nearest cache: all of a block's work happens there. `get` fetches a block as floats, from 32 or 16 bits. `SIMD` tells the compiler that a loop's rounds are independent, so it can do 16 at a time. `draw` makes 256 times 16 random bits from the seed and the block's number `b` alone: so the backward pass draws the *same* bits again, and nothing is kept. (Generators without a state are called counter-based; this is Philox, Salmon et al. 2011.) `thin` sets to 0 what is below the limit. `gate` does ReLU, `more` adds the residual: two more operations in the same pass. `put` rounds back.
+# `PARALLEL` shares the blocks of 256 numbers out among threads. `room` is a place on the stack, in the nearest cache: all of a block's work happens there. `get` fetches a block as floats, from 32 or 16 bits. `SIMD` tells the compiler that a loop's rounds are independent, so it can do 16 at a time. `draw` makes 256 times 16 random bits from the seed and the block's number `b` alone: so the backward pass draws the *same* bits again, and nothing is kept. (Generators without a state are called counter-based; this is Philox, Salmon et al. 2011.) `thin` sets to 0 what is below the limit. `gate` does ReLU, `more` adds the residual: two more operations in the same pass. `put` rounds back.
 #
 # A C function is a call away: compile the file, load it, pass addresses.
 
