@@ -77,7 +77,7 @@ half = multiplies_bf16(torch.device("cpu"))  # has this processor products of 16
 #
 # > **In short.** "Faster" is a ratio of two programs' times, taken in turns. A program that races itself shows what chance does.
 #
-# We climb a staircase. Each step makes the program below it faster, and must compute the same numbers. A *duel* times the two: in each round both run once, and only the ratio of their times counts, since a slow moment of the machine hits both. We count the processor's seconds (`time.process_time`), not the clock's, so other programs matter little.
+# We climb a staircase. Each step makes the program below it faster, and must compute the same numbers. A *duel* times the two: in each round both run once, and only the ratio of their times counts, since a slow moment of the machine hits both. We count the processor's seconds (`time.process_time`), not the clock's, so other programs matter less.
 #
 # **Your turn.** Write `duel`. Who goes first must alternate: the second finds a warmer or a fuller cache.
 
@@ -190,11 +190,13 @@ show(duel(laps(to_longest), laps(in_buckets), 4), at_least=1.1, what="sorted")
 # %% [markdown]
 # ## One line: 16 bits
 #
-# > **In short.** Where a processor has products of 16-bit numbers, they take half the time or less. Everything else stays in 32 bits.
+# > **In short.** Where a processor has products of 16-bit numbers, they take half the time or less. Weights, sums and Adam stay in 32 bits.
 #
-# A bfloat16, or *bf16*, is the first half of a float32: the same range, but 8 binary digits instead of 24. `torch.autocast` rounds the factors of products to it; sums inside a product are in 32 bits, and so are weights and Adam (Micikevicius et al. 2018). So the numbers are the same only up to rounding. Most GPUs of today can do it, and some CPUs (AVX512-BF16, AMX).
+# A bfloat16, or *bf16*, is the first half of a float32: the same range, but 8 binary digits instead of 24. `torch.autocast` rounds the factors of products to it; softmax, ReLU and most dropout between products are in 16 bits, too. Sums inside a product stay in 32 bits, and so do weights, LayerNorm, the loss and Adam (Micikevicius et al. 2018). So the numbers are the same only up to rounding. Most GPUs can do it, and some CPUs (AVX512-BF16, AMX).
 
 # %%
+loss_in_16_bits = torch.autocast("cpu", torch.bfloat16)(total_loss)(fresh_model(), in_buckets)
+assert math.isclose(loss_in_16_bits, losses[0], rel_tol=0.01)
 show(duel(laps(in_buckets), laps(in_buckets, half=half)), at_least=1.1 if half else 0.8)
 
 # %% [markdown]
@@ -202,7 +204,7 @@ show(duel(laps(in_buckets), laps(in_buckets, half=half)), at_least=1.1 if half e
 #
 # > **In short.** The C library gives a large freed tensor back to the operating system. The next one gets fresh pages, each zeroed first.
 #
-# Settings of glibc keep what is freed. They hold for the whole process, so the duel switches them back and forth. (Off is not quite glibc's own state, which adapts; but a fresh process is as slow.)
+# Settings of glibc keep what is freed. They hold for the whole process, so the duel switches them back and forth; then they stay. (Off is not quite glibc's own state, which adapts; but a fresh process is as slow.)
 
 
 # %%
@@ -219,13 +221,14 @@ def keep_memory(settings: dict[int, int] = KEPT) -> bool:
 # %%
 lap = laps(in_buckets, half=half)
 show(duel(lambda: (keep_memory(USUAL), lap()), lambda: (keep_memory(), lap())), at_least=0.8)
+keep_memory()  # for the rest of the chapter
 
 # %% [markdown]
 # ## PyTorch's fused parts
 #
 # > **In short.** An operation in one kernel reads and writes its numbers once; in five kernels, five times.
 #
-# Chapter 4's LayerNorm passes over a tensor nine times. `F.layer_norm` does all while a row is in the cache: it is one *kernel*, a compiled loop for a whole operation. `Adam(fused=True)` updates all weights in one pass. `become` lets a model's parts compute by another class, with the same weights.
+# Chapter 4's LayerNorm reads or writes a tensor nine times. `F.layer_norm` does all while a row is in the cache: it is one *kernel*, a compiled loop for a whole operation. `Adam(fused=True)` updates all weights in one pass.
 
 
 # %%
@@ -255,13 +258,13 @@ fused = lambda: F.scaled_dot_product_attention(*qkv, dropout_p=0.5).sum().backwa
 show(duel(plain, fused), what="attention alone")
 
 # %% [markdown]
-# The second line is a **dead end**, and a good lesson. On a GPU `scaled_dot_product_attention` is FlashAttention (Dao et al. 2022), which keeps no scores in memory. There is such a kernel for CPUs, too, but it has no dropout. With dropout the function falls back to plain operations, and gains nothing. We leave it out.
+# At full size the first is worth 1.24 (record below). The second is a **dead end**. On a GPU `scaled_dot_product_attention` is FlashAttention (Dao et al. 2022), which keeps no scores in memory. There is such a kernel for CPUs, too, but it has no dropout. With dropout the function falls back to plain operations, and gains nothing.
 #
-# Another dead end: **joint projections**. One product for Q, K and V with a matrix of (3·D, D) looks better than three. In an earlier [record](../results/speed-steps.json) it is worth 1.009, and the same program against itself 1.009, so we removed it.
+# Another: **joint projections**, one product for Q, K and V. In an earlier [record](../results/speed-steps.json) they are worth 1.009, as is the same program against itself. We removed them.
 #
 # ## `torch.compile`
 #
-# > **In short.** PyTorch's compiler fuses small operations by itself, in one line. It needs a C++ compiler and time; whether it pays depends on what it finds.
+# > **In short.** PyTorch's compiler fuses small operations by itself, in one line. Whether it pays depends on what it finds.
 #
 # `torch.compile(f)` records the operations of `f`, and writes and compiles C++ that does them in few passes. Our whole step takes it a minute or two, so here is a piece: chapter 4's LayerNorm, ReLU and dropout. **Predict.** Which of two rates of dropout, 0 and 0.1, gains more?
 
@@ -277,7 +280,7 @@ else:
     print("duel: skipped, as there is no C++ compiler")
 
 # %% [markdown]
-# Without dropout the compiler's single pass is several times as fast. With dropout much of the gain is lost, for in the C++ that it writes, random numbers are made one at a time (look for `normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). A whole step with 16 bits and dropout became no faster at all when we tried (`python -m scripts.studies.race_training compiled` does, for ours and for others). On a GPU random numbers are made in parallel.
+# Without dropout the compiler's single pass is several times as fast. With dropout much of the gain is lost, for in the C++ that it writes, random numbers are made one at a time (look for `normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). A whole step became no faster when we tried (`python -m scripts.studies.race_training compiled`). On a GPU random numbers are made in parallel.
 #
 # ## What dropout costs
 #
@@ -316,12 +319,11 @@ x, drop, from_bits = torch.ones(1000, 1000), nn.Dropout(0.25), BitDropout(0.25)
 dropped = from_bits(x)
 assert abs((dropped == 0).double().mean() - 0.25) < 0.003 and abs(dropped.mean() - 1) < 0.005
 show(duel(partial(drop, x), partial(from_bits, x), 20), at_least=1.2, what="alone")
-before, bit_model = program, become(fused_model(), nn.Dropout, BitDropout)
-program = laps(in_buckets, bit_model, half=half, fused=True)
-show(duel(before, program, 10), what="in the model")
+with_bits = become(fused_model(), nn.Dropout, BitDropout)
+show(duel(program, laps(in_buckets, with_bits, half=half, fused=True), 10), what="in the model")
 
 # %% [markdown]
-# In this small model the loss takes most of the time, so the second duel may not tell the two apart. At full size the step is worth 1.15 (the record below).
+# At full size it is worth 1.15.
 #
 # ## A loss that never holds all logits
 #
@@ -387,29 +389,11 @@ class LinearCrossEntropy(Function):
 shapes, labels = ((7, 4), (11, 4), (11,)), torch.tensor([3, 1, 10, 2, 5, 5, 9])
 leaves = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 in_chunks = lambda *w: LinearCrossEntropy.apply(*w, labels, 0.1, 3)  # noqa: E731
-textbook = LabelSmoothing(0.1)(F.linear(*leaves), labels)
-torch.testing.assert_close(in_chunks(*leaves), textbook)
+torch.testing.assert_close(in_chunks(*leaves), LabelSmoothing(0.1)(F.linear(*leaves), labels))
 assert gradcheck(lambda *w: in_chunks(*w)[0], leaves)
 
 # %% [markdown]
-# `gradcheck` (chapter 1) compares our gradients with differences in float64. Memory, through the loss and its backward pass, for 1,024 rows (**predict** how often the textbook's curve has the logits' 32 MiB):
-
-# %%
-# NBVAL_IGNORE_OUTPUT
-x, labels = torch.randn(1024, 128, requires_grad=True), torch.arange(1, 1025)
-proj, smooth = fresh_model().generator.proj, {"label_smoothing": 0.1, "reduction": "sum"}
-ways = {
-    "textbook": lambda: LabelSmoothing()(proj(x), labels)[0],
-    "in chunks": lambda: LinearCrossEntropy.apply(x, proj.weight, proj.bias, labels, 0.1, 256)[0],
-    "F.cross_entropy": lambda: F.cross_entropy(proj(x), labels, **smooth),
-}
-backward = lambda way: ways[way]().backward()  # noqa: E731
-curves = {way: alive_bytes(backward, way) for way in ways}
-assert (times := max(curves["textbook"]) / max(curves["in chunks"])) > 2
-staircase.memory_chart(curves, f"The textbook's loss takes {times:.0f} times the memory")
-
-# %% [markdown]
-# The textbook's backward pass holds five tensors as large as the logits. PyTorch's `F.cross_entropy` knows smoothing, too, in one line, and holds fewer. Now time, each against the textbook's loss. PyTorch 2.13 also has our idea, `F.linear_cross_entropy`. It lacks smoothing in chunks, but smoothing is linear: it adds $\varepsilon \sum (z_y - \bar z)$, the right logit minus the mean one.
+# `gradcheck` (chapter 1) compares our gradients with differences in float64. PyTorch's `F.cross_entropy` knows smoothing, too, in one line. PyTorch 2.13 also has our idea, `F.linear_cross_entropy`. It lacks smoothing in chunks, but smoothing is linear: it adds $\varepsilon \sum (z_y - \bar z)$, the right logit minus the mean one.
 
 
 # %%
@@ -421,20 +405,41 @@ def pytorchs_chunks() -> Tensor:
     return plain + 0.1 * ((x * proj.weight[labels]).sum() + proj.bias[labels].sum() - mean)
 
 
+# %% [markdown]
+# Memory, through the loss and its backward pass, for 1,024 rows. **Predict.** How many tensors of 32 MiB, the logits' size, does the textbook hold at once?
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+x, labels = torch.randn(1024, 128, requires_grad=True), torch.arange(1, 1025)
+proj, smooth = fresh_model().generator.proj, {"label_smoothing": 0.1, "reduction": "sum"}
+ways = {
+    "textbook": lambda: LabelSmoothing()(proj(x), labels)[0],
+    "in chunks": lambda: LinearCrossEntropy.apply(x, proj.weight, proj.bias, labels, 0.1, 256)[0],
+    "F.cross_entropy": lambda: F.cross_entropy(proj(x), labels, **smooth),
+}
 if hasattr(nn, "LinearCrossEntropyOptions"):
     ways["F.linear_cross_entropy"] = pytorchs_chunks
+backward = lambda way: ways[way]().backward()  # noqa: E731
+curves = {way: alive_bytes(backward, way) for way in ways}
+assert (times := max(curves["textbook"]) / max(curves["in chunks"])) > 2
+staircase.memory_chart(curves, f"The textbook's loss takes {times:.0f} times the memory")
+
+# %% [markdown]
+# The textbook's backward pass holds five tensors as large as the logits. Now time, against the textbook:
+
+# %%
 for way in [*ways][1:]:
     torch.testing.assert_close(ways[way](), ways["textbook"](), rtol=1e-5, atol=0.0)
     show(duel(partial(backward, "textbook"), partial(backward, way), rounds=4), what=way)
 
 # %% [markdown]
-# All compute the same loss. `F.cross_entropy` takes one line, so begin there. PyTorch's chunks were made to save memory, and gain no more than that. Ours stays, since it is the fastest on this series' machine.
+# All compute the same loss. `F.cross_entropy` takes one line, so begin there. Chunks save memory, PyTorch's the most, but gain little time or none. (After `keep_memory(USUAL)` ours gains more: it needs fewer fresh pages.) We keep ours for the C below.
 #
 # ## Rows instead of rectangles
 #
 # > **In short.** Only attention needs to know which tokens form a sentence. Give everything else a plain list of tokens, and padding is gone.
 #
-# Even buckets leave some padding. So a batch becomes rows (N, D), one for each real token: chapter 4's layers take them as they are. Attention alone spreads them into a rectangle, and gathers them again.
+# Buckets leave little padding (4% on Multi30k, chapter 7), but not every batch can be sorted. So a batch becomes rows (N, D), one for each real token: chapter 4's layers take them as they are. Attention alone spreads them into a rectangle, and gathers them again.
 #
 # **Your turn.** Write `Layout`.
 
@@ -481,13 +486,16 @@ assert cells[1, 0].equal(x[2]) and not cells[~real].any() and layout.gather(cell
 
 
 # %%
-layout, layer = Layout(to_longest[0].tgt_y != PAD, True), fresh_model().eval().encoder.layers[0]
-layer, cells = layer.feed_forward, torch.randn(*layout.shape, 128)
+layout = Layout(to_longest[0].tgt_y != PAD, packed=True)
+layer, cells = fresh_model().eval().encoder.layers[0].feed_forward, torch.randn(*layout.shape, 128)
 by_rows = lambda: layout.spread(layer(layout.gather(cells)))  # noqa: E731
 torch.testing.assert_close(layout.gather(by_rows()), layout.gather(layer(cells)))
-show(duel(lambda: layer(cells).sum().backward(), lambda: by_rows().sum().backward()))
+ratios = duel(lambda: layer(cells).sum().backward(), lambda: by_rows().sum().backward())
+show(ratios, what=f"with {1 - len(layout.slots) / layout.shape.numel():.0%} padding")
 
 # %% [markdown]
+# That is a batch in random order. After sorting little is left to gain.
+#
 # ## Last, C
 #
 # > **In short.** Where no library has the loop that you need, write it. It is the most code for the gain, so it comes last.
@@ -499,7 +507,7 @@ code = (SOURCE := ROOT / "scripts" / "fast" / "passes.c").read_text("utf-8")
 print(code[(start := code.index("/* dropout(x) of")) : code.index("\n}\n", start) + 2])
 
 # %% [markdown]
-# Line by line. `PARALLEL` shares the blocks of 256 numbers out among threads. `room` is a place on the stack, in the nearest cache: all of a block's work happens there. `get` fetches a block as floats, from 32 or 16 bits. `SIMD` tells the compiler that a loop's rounds are independent, so it can do 16 at a time. `draw` makes 256 times 16 random bits from the seed and the block's number `b` alone: so the backward pass draws the *same* bits again, and nothing is kept. (Generators without a state are called counter-based; this is Philox, Salmon et al. 2011.) `thin` sets to 0 what is below the limit. `gate` does ReLU, `more` adds the residual: two more operations in the same pass. `put` rounds back.
+# `PARALLEL` shares the blocks of 256 numbers out among threads. `room` is a place on the stack, in the nearest cache: all of a block's work happens there. `get` fetches a block as floats, from 32 or 16 bits. `SIMD` tells the compiler that a loop's rounds are independent, so it can do 16 at a time. `draw` makes 256 times 16 random bits from the seed and the block's number `b` alone: so the backward pass draws the *same* bits again, and nothing is kept. (Generators without a state are called counter-based; this is Philox, Salmon et al. 2011.) `thin` sets to 0 what is below the limit. `gate` does ReLU, `more` adds the residual: two more operations in the same pass. `put` rounds back.
 #
 # A C function is a call away: compile the file, load it, pass addresses.
 
@@ -516,15 +524,16 @@ if library:
     in_c = lambda: library.drop(source, None, size, None, None, mask, target, None, one)  # noqa: E731
     show(duel(lambda: BitDropout(p)(x), in_c, 20), at_least=1.2)
     torch.testing.assert_close(out, torch.where(out == 0, 0.0, x * keep_scale(p)))
+    assert abs((out == 0).double().mean() - p) < 0.005
 else:
     print("duel: skipped, as there is no C compiler")
 
 # %% [markdown]
-# The series' fast path, [`scripts/fast`](../scripts/fast/fast.py), goes on in this way: LayerNorm, the loss's softmax, and attention of each head of each sentence within the nearest cache. Tests hold its outputs and gradients equal to the textbook's. It is about a thousand lines.
+# The series' fast path, [`scripts/fast`](../scripts/fast/fast.py), goes on in this way: LayerNorm, the loss's softmax, and attention of each head of each sentence within the nearest cache. Tests hold its outputs and gradients equal to the textbook's.
 #
 # ## The whole staircase
 #
-# > **In short.** Few lines bring most of the speed. A thousand lines bring the rest, and only they show what the machine can do.
+# > **In short.** Some sixty lines bring most of the speed. Nine hundred more bring another quarter.
 #
 # Now chapter 9's model at full size, again by the processor's seconds on one thread, in seven rounds: `python -m scripts.studies.race_training stairs --save`. **Predict.** Which part of the speed needs the most code?
 
@@ -533,34 +542,33 @@ stairs = staircase.stairs_frame(load_record("speed-stairs"))
 staircase.lines_chart(stairs)
 
 # %% [markdown]
-# Each dot says what its step is worth *on top of* those below it. Up to *memory kept* a few dozen lines do, most of them chapter 7's `token_batches`. What comes after brings one more factor, and takes a thousand lines. Three steps in a row, *loss in chunks*, *rows* and *products by hand*, gain no more than the control varies: they save memory, and the C builds on them. Write all this if a training takes weeks, or to know what the machine can do. (*Products by hand* keeps rows in 16 bits between products, where autocast goes back and forth. In float32 the same lines choose the faster of two libraries, oneDNN, which is worth 1.4 on this machine, an AMD.)
+# Each dot says what its step is worth *on top of* those below it. Up to *dropout from 16 bits* some sixty lines make it 14 times as fast; half of them are chapter 7's `token_batches`. The nine hundred after them bring 1.3. Of these, *loss in chunks*, *rows* and *products by hand* gain no more than the control varies. But the first saves nearly half the memory ([443 MiB instead of 793](../results/speed-steps.json)), and the C builds on all three. (*Products by hand* keeps rows in 16 bits between products, where autocast goes back and forth. In float32 the same lines choose the faster of two libraries, oneDNN, which is worth 1.4 on this machine, an AMD.)
 
 # %%
 staircase.waterfall_chart(stairs)
 
 # %% [markdown]
-# **Where parts overlap.** A waterfall depends on its order. Another measure takes a single part *out* of the finished program. An older record has that for nine parts in float32:
+# **Do parts overlap?** A waterfall depends on its order. Another measure takes a single part *out* of the finished program. An older record has that for nine parts in float32:
 
 # %%
-steps = load_record("speed-steps")["reports"]
-alone = [steps[name]["times"] for name in steps if "without" in name and "joint" not in name]
-print(f"product of {len(alone)}: {math.prod(alone):.2f}; all out: {steps['textbook']['times']:.2f}")
+times = {name: report["times"] for name, report in load_record("speed-steps")["reports"].items()}
+alone = [times[name] for name in times if "without" in name and "joint" not in name]
+added, product = 1 + sum(time - 1 for time in alone), math.prod(alone)
+print(f"added up: {added:.2f}; multiplied: {product:.2f}; all out: {times['textbook']:.2f}")
 
 # %% [markdown]
-# The parts overlap: who takes 16-bit dropout out also takes out its loop in C, so the gain of that loop is counted twice. A part has no worth of its own, only a worth *beside the others*.
+# Taken out of one program, seconds add: if no parts overlapped, the sum would be equal to *all out*. It nearly is, so in sum they overlap little. To multiply would be wrong. A part's *factor* depends on what is left: the same seconds weigh more in a faster program.
 #
-# **Do 16 bits learn as well?** Chapter 9's `small` was trained to the end in both, with one seed, in two versions of our code (records [precision-multi30k](../results/precision-multi30k.json) and [-earlier](../results/archive/precision-multi30k-earlier.json)). The loss is as low; BLEU is 0 to 0.9 lower in 16 bits, never higher. Two pairs can't say whether that is chance.
+# **Do 16 bits learn as well?** Chapter 9's `small` was trained to the end in both, with one seed, in two versions of our code (records [precision-multi30k](../results/precision-multi30k.json) and [-earlier](../results/archive/precision-multi30k-earlier.json)). The loss is as low. In 16 bits BLEU on the test sets differs by −0.4 to 0 with beam search, by −0.3 to +0.2 without. Two pairs can't say whether that is chance.
 #
 # **Against others.** The same batches on the same machine, in turns; for each program the best of the settings that were tried: both precisions, memory kept or not. (Not everything is equal: ours has the fused Adam; two of the others have 1.5% more weights; x-transformers has no biases in its attention, and less dropout.)
 
 # %%
-raced = staircase.race_frame(load_record("speed-peers")["reports"]).sort_values(
-    "times as long as ours"
-)
+raced = staircase.race_frame(load_record("speed-peers")["reports"])
 raced.groupby(lambda name: name.split(",")[0], sort=False).head(1).round(2)
 
 # %% [markdown]
-# This is one model on one machine, by the clock, on two threads. `make bench` repeats the race on yours.
+# An older record, two threads and the clock: hence 2.21 for the textbook with memory kept, not the stairs' 1.80. `make bench` repeats the race on yours.
 #
 # ## A GPU
 #
@@ -574,23 +582,21 @@ stages["ms per step"] = 1000 * stages["seconds_per_step"]
 stages[["times", "ms per step", "mfu"]].astype(float).round(3)
 
 # %% [markdown]
-# `times` is the median ratio to the last stage, `mfu` the useful share of the card's 16-bit rate. In all 12.3. Sixteen bits gain nothing, for products weren't what took the time. **Few shapes**: each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least, and no decision depends on data, for which the CPU would wait. Then a whole [step](../scripts/core/steps.py) can be recorded once for each shape and launched at once: a **CUDA graph**. Its gain is 9.
+# `times` is the median ratio to the last stage, `mfu` the useful share of the card's 16-bit rate. In all 12.3. Sixteen bits even lose 7%, for products weren't what took the time. **Few shapes**: each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least, and nothing that Python decides depends on a number on the GPU: to read one, the CPU would wait. Then a whole [step](../scripts/core/steps.py) can be recorded once for each shape and launched at once: a **CUDA graph**. Its gain is 9.
 
 # %%
 eager, recorded = stages["ms per step"].iloc[-2:]
 assert round(eager / recorded) == 9
-staircase.launches_chart(
-    eager, recorded, "Launched one by one, the GPU works a ninth of the time at most"
-)
+staircase.launches_chart(eager, recorded, "One by one, the GPU works at most a ninth of the time")
 
 # %% [markdown]
-# What follows from the picture:
+# So:
 #
-# - **Batch size.** As long as launches take the time, a larger batch costs nothing. Try that first.
+# - **Batch size.** As long as launches take the time, a step on a larger batch takes no longer. (But that is another training: an epoch has fewer steps.)
 # - **Compile or record?** `torch.compile` fuses kernels, so there are fewer and each moves less; `mode="reduce-overhead"` also records them as a CUDA graph. If a model is small, recording is what counts; if it is large, fusing.
-# - **16 bits and FlashAttention** count when kernels take the time: wide models, long texts. At our 14 tokens attention's own products are 1% of the FLOPs (chapter 11).
+# - **16 bits and FlashAttention** count when kernels take the time: wide models, long texts. At our 15 tokens attention's own products are 1% of the FLOPs (chapter 11).
 #
-# If you have a GPU, see for yourself: chapter 4's encoder, in three ways.
+# On a GPU, see for yourself: chapter 4's encoder in three ways.
 
 
 # %%
@@ -609,13 +615,13 @@ else:
 # %% [markdown]
 # ## Summary
 #
-# - A trick counts if it computes the same numbers (in 16 bits, up to rounding), and if its ratio is clear of the control's.
-# - Begin with what costs a line: padding, sorting, 16 bits, memory. A thousand lines bring one more factor.
+# - A trick counts if it computes the same numbers, up to rounding, and if its ratio is clear of the control's.
+# - Begin with what costs a few lines: padding, sorting, 16 bits, memory. Nine hundred more bring 1.3.
 # - Ask what a fused operation does with *your* settings. On a CPU, dropout rules out PyTorch's fast attention, and costs its compiler much of what it gains.
-# - A part's worth depends on the others: say whether it was added or taken out.
-# - On a GPU a small model waits for launches. Larger batches help at once, and a recording nine times.
+# - A part's factor depends on the others: say whether it was added or taken out.
+# - On a GPU a small model waits for launches. A recording is worth nine times there.
 #
-# **What the paper did that we don't.** It batched by length, too, with 25,000 tokens a side, on eight GPUs (§5.1).
+# **What the paper did that we don't.** It took 25,000 tokens a side for a batch (§5.1), on eight GPUs (§5.2).
 #
 # ## Exercises
 #
