@@ -54,7 +54,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function, gradcheck
-from torch.utils.benchmark import Timer
 
 from scripts import ROOT
 from scripts.book.exercises import check
@@ -124,7 +123,7 @@ def random_pair(rng: random.Random) -> Example:
     return Example([*range(4, 4 + source), EOS], [BOS, *range(4, 4 + target), EOS])
 
 
-def fresh_model() -> EncoderDecoder:
+def live_model() -> EncoderDecoder:
     """The same random weights each time."""
     torch.manual_seed(0)
     return make_model(VOCAB, VOCAB, 1, 128, 512, h=4, dropout=0.1, norm_first=True, tie="all")
@@ -132,7 +131,7 @@ def fresh_model() -> EncoderDecoder:
 
 def laps(batches, model=None, half=False, fused=None) -> Callable[[], None]:
     """A lap: a training step on each batch; the forward pass in 16 bits if `half`."""
-    model, criterion = model or fresh_model(), LabelSmoothing()
+    model, criterion = model or live_model(), LabelSmoothing()
     optimizer = torch.optim.Adam(model.parameters(), fused=fused, **ADAM)
 
     def lap() -> None:
@@ -182,7 +181,7 @@ wide = lambda ids, width: F.pad(ids, (0, width - ids.size(1)))  # noqa: E731
 to_72 = [Batch(wide(b.src, 72), wide(b.full, 73)) for b in to_longest]
 plan = token_batches(pairs, max(batch.tgt_y.numel() for batch in to_longest), rng)
 in_buckets = [make_batch([pairs[i] for i in indices]) for indices in plan]
-losses = [total_loss(fresh_model(), batches) for batches in (to_longest, to_72, in_buckets)]
+losses = [total_loss(live_model(), batches) for batches in (to_longest, to_72, in_buckets)]
 assert np.allclose(losses, losses[0], rtol=1e-5)
 show(duel(laps(to_72), laps(to_longest), 3), at_least=1.5, what="padded to the longest")
 show(duel(laps(to_longest), laps(in_buckets), 4), at_least=1.1, what="sorted")
@@ -195,7 +194,7 @@ show(duel(laps(to_longest), laps(in_buckets), 4), at_least=1.1, what="sorted")
 # A bfloat16, or *bf16*, is the first half of a float32: the same range, but 8 binary digits instead of 24. `torch.autocast` rounds the factors of products to it; softmax, ReLU and most dropout between products are in 16 bits, too. Sums inside a product stay in 32 bits, and so do weights, LayerNorm, the loss and Adam (Micikevicius et al. 2018). So the numbers are the same only up to rounding. Most GPUs can do it, and some CPUs (AVX512-BF16, AMX).
 
 # %%
-loss_in_16_bits = torch.autocast("cpu", torch.bfloat16)(total_loss)(fresh_model(), in_buckets)
+loss_in_16_bits = torch.autocast("cpu", torch.bfloat16)(total_loss)(live_model(), in_buckets)
 assert math.isclose(loss_in_16_bits, losses[0], rel_tol=0.01)
 show(duel(laps(in_buckets), laps(in_buckets, half=half)), at_least=1.1 if half else 0.8)
 
@@ -248,7 +247,7 @@ class FusedNorm(LayerNorm):
 
 
 # %%
-fused_model = lambda: become(fresh_model(), LayerNorm, FusedNorm)  # noqa: E731
+fused_model = lambda: become(live_model(), LayerNorm, FusedNorm)  # noqa: E731
 assert math.isclose(total_loss(fused_model(), in_buckets), losses[0], rel_tol=1e-5)
 program = laps(in_buckets, fused_model(), half=half, fused=True)
 show(duel(laps(in_buckets, half=half), program, 10), what="LayerNorm and Adam")
@@ -411,7 +410,7 @@ def pytorchs_chunks() -> Tensor:
 # %%
 # NBVAL_IGNORE_OUTPUT
 x, labels = torch.randn(1024, 128, requires_grad=True), torch.arange(1, 1025)
-proj, smooth = fresh_model().generator.proj, {"label_smoothing": 0.1, "reduction": "sum"}
+proj, smooth = live_model().generator.proj, {"label_smoothing": 0.1, "reduction": "sum"}
 ways = {
     "textbook": lambda: LabelSmoothing()(proj(x), labels)[0],
     "in chunks": lambda: LinearCrossEntropy.apply(x, proj.weight, proj.bias, labels, 0.1, 256)[0],
@@ -487,7 +486,7 @@ assert cells[1, 0].equal(x[2]) and not cells[~real].any() and layout.gather(cell
 
 # %%
 layout = Layout(to_longest[0].tgt_y != PAD, packed=True)
-layer, cells = fresh_model().eval().encoder.layers[0].feed_forward, torch.randn(*layout.shape, 128)
+layer, cells = live_model().eval().encoder.layers[0].feed_forward, torch.randn(*layout.shape, 128)
 by_rows = lambda: layout.spread(layer(layout.gather(cells)))  # noqa: E731
 torch.testing.assert_close(layout.gather(by_rows()), layout.gather(layer(cells)))
 ratios = duel(lambda: layer(cells).sum().backward(), lambda: by_rows().sum().backward())
@@ -602,10 +601,12 @@ staircase.launches_chart(eager, recorded, "One by one, the GPU works at most a n
 # %%
 if torch.cuda.is_available():
     ids, graph = torch.randint(EOS + 1, VOCAB, (32, 16)).cuda(), torch.cuda.CUDAGraph()
-    encode = fresh_model().cuda().half().eval().requires_grad_(False).encode
+    encode = live_model().cuda().half().eval().requires_grad_(False).encode
     encode(ids)  # a recording must find all libraries loaded
     with torch.cuda.graph(graph):
         encode(ids)
+    from torch.utils.benchmark import Timer
+
     ways = {"one by one": encode, "compiled": torch.compile(encode)}
     for name, way in (ways | {"recorded": lambda _: graph.replay()}).items():
         print(name, Timer("way(ids)", globals={"way": way, "ids": ids}).blocked_autorange())
