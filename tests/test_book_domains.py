@@ -55,7 +55,6 @@ def test_names_of_folders_are_plain():
 # Functions of lists of texts, and how many arguments they need.
 TAKERS = {
     "ch08_decoding:plain_translate": 2,
-    "ch10_judging:sentence_parts": 2,
     "core.scores:corpus_bleu": 2,
     "fast.translating:translate": 2,
 }
