@@ -61,7 +61,7 @@ from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
 from scripts.corpora.reversal import FIRST, VOCAB, reversals, to_text
 
 # %%
-torch.set_default_dtype(torch.float64)  # machines then differ little; real runs use less
+torch.set_default_dtype(torch.float64)  # machines then differ little; real runs use float32
 
 # %% [markdown]
 # ## Ten lines
@@ -304,7 +304,7 @@ assert live[1, 0.008] > live[40, 0.008] + 0.5 and live[1, 0.002] < live[40, 0.00
 pd.Series(live).unstack().round(1).rename({1: "no warm-up", 40: "40 steps"})
 
 # %% [markdown]
-# (Last ten steps.) At 0.008 warm-up seems indispensable; at 0.002 it costs time: half of these 80 steps are short. The whole map, in five seeds:
+# (Loss, last ten steps.) At 0.008 warm-up seems indispensable; at 0.002 it costs time: half of these 80 steps are short. The whole map, in five seeds:
 
 # %%
 runs = pd.DataFrame(load_record("warm-up-copy")["runs"])
@@ -329,7 +329,7 @@ titled(
 #
 # $$ g \leftarrow g\cdot\min\left(1,\; \frac{c}{\lVert g\rVert}\right) $$
 #
-# `nn.utils.clip_grad_norm_` does this. **Predict.** Adam divides by the size of past gradients, so no single step is very long. Does the broken batch harm? What does a limit do to the other steps?
+# `nn.utils.clip_grad_norm_` does this. **Predict.** Adam divides by this gradient's size, too, so no single step is very long. Does the broken batch harm? What does a limit do to the other steps?
 
 # %%
 curves = {"no accident": learn_to_copy()[1]}
@@ -341,7 +341,7 @@ assert after["no limit"] > 2 * after["no accident"]
 assert after["limit 1"] < after["no accident"] < after["limit 5"] < 1.3 * after["no accident"]
 titled(
     learning_curves(curves, every=4),
-    "One broken batch costs what forty steps had learned, unless a limit holds it",
+    "One broken batch costs all that was learned, unless a limit holds it",
     "One seed, means of four steps. Step 41 has 1,000 times the loss, except in the run without "
     "accident, which has no limit. Limit 1 trains faster from the start.",
 )
@@ -357,7 +357,7 @@ assert all(a < b for a, b in zip(ends, unlimited, strict=True))
 print(f"limit 1: {sum(ends) / 5:.2f}, no limit: {unlimited.mean():.2f} (last ten steps)")
 
 # %% [markdown]
-# It is, in each of five seeds.
+# Limit 1 is better in each of five seeds.
 #
 # ## Label smoothing
 #
@@ -677,7 +677,7 @@ titled(
     panels({n: maps[n].round(decimals=2) for n in maps}, letters, letters, **look),
     f"The diagonal takes {shares} of the weight",
     "Cross-attention on a word that the model never saw, mean of four heads. At first it looks "
-    "everywhere, then it finds the early places, in the end all.",
+    "everywhere, then near the diagonal, in the end along it.",
 )
 
 # %% [markdown]
@@ -756,7 +756,7 @@ for size in (5, 10, 11, 12, 13):
     print(f"{size} letters: {copied(copier, words).double().mean():.0%} right")
 
 # %% [markdown]
-# Words of 5 and of 10 letters come out right, most of 11, hardly any longer: no training word had a letter after place 10.
+# Words of 5 and of 10 letters come out right, some of 11, hardly any longer: no training word had a letter after place 10.
 #
 # ## Case · Too good to be true
 #
@@ -859,7 +859,7 @@ assert last < 3  # nats a token, smoothed; it begins at 7.8
 #
 # - In training the decoder reads the true words so far, and predicts the next. Only real tokens count.
 # - Warm-up makes higher rates possible, but doesn't lower our small models' best loss.
-# - Clip by norm: a high limit guards against accidents; a low one changes every step, here for the better.
+# - Clip by norm: a high limit guards against accidents; a low one clips nearly all, here for the better.
 # - Smoothing makes a model less sure everywhere, and hardly cures false certainty. Minimise the smoothed loss, report the plain one.
 # - If a model doesn't learn, check the first loss, one batch, and noise.
 #

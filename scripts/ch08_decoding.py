@@ -136,7 +136,7 @@ for text, p in list(probability.items())[:4]:
 
 # %% tags=["yours"]
 def beam_by_hand(next_words: Mapping[str, Mapping[str, float]], beam: int) -> tuple[list, list]:
-    """The `beam` likeliest finished sentences, best first, and what happened at each step.
+    """Up to `beam` finished sentences, likeliest first, and what happened at each step.
 
     A sentence is a pair: its words, as a tuple with END, and its probability. `next_words[word]` holds
     what may follow `word`; the first word follows START. Each step gives a triple of lists of pairs, best
@@ -294,7 +294,7 @@ runs_on(beam_step)
 # %% [markdown]
 # ## Length: why the score is divided
 #
-# > **In short.** Every further word costs probability, so the likeliest sentence tends to be too short. A *length penalty* makes up for that.
+# > **In short.** Every further word costs probability, so the likeliest sentence tends to be too short. A *length penalty* (on short texts) makes up for that.
 #
 # The paper (§6.1) takes Wu et al.'s (2016), with α = 0.6. Finished hypotheses are ranked by
 #
@@ -400,7 +400,7 @@ assert plain["match"].is_monotonic_increasing and plain["length_ratio"].is_monot
 searching.width_chart(beams)
 
 # %% [markdown]
-# For α = 0 more of what is *written* matches at every step, 42.3 to 44.8, but ever less is written. BLEU falls by 0.35, which on 300 captions may be chance; chrF2 (chapter 10), which counts what is missing, ends where it began. With α = 0.6 neither is ever below greedy's. So the curse is weak here, and one of length. It strikes single ones: for *Ein kleines Mädchen spendet an einer Ladenfront mit weißen Plastikbehältern für die Heilsarmee*, K = 100 writes a quotation mark and a full stop; with α = 0.6, a whole sentence.
+# For α = 0 more of what is *written* matches at every step, 42.3 to 44.8, but ever less is written. BLEU falls by 0.35, which on 300 captions may be chance; chrF2 (chapter 10), which counts what is missing, ends where it began. With α = 0.6 neither is ever below greedy's. So the curse is weak here, and one of length. It strikes single captions: for *Ein kleines Mädchen spendet an einer Ladenfront mit weißen Plastikbehältern für die Heilsarmee*, K = 100 writes a quotation mark and a full stop; with α = 0.6, a whole sentence.
 #
 # ## Compute once: the cache
 #
@@ -588,7 +588,7 @@ print(f"BLEU {scores[0]}; with dropout {scores[1:]}")
 assert scores[0] > sum(scores[1:]) / 4
 
 # %% [markdown]
-# About 5, though four draws differ by as much; on 300 validation captions, 2 to 3. To find it, compare logits twice; to mend it, `.eval()`.
+# Over many draws about 5, single ones 1 to 9; on 300 validation captions, 2 to 3. To find it, compare logits twice; to mend it, `.eval()`.
 #
 # The Annotated Transformer translates Multi30k without `.eval()`. Our `greedy_decode` and `beam_search` switch dropout off; `write_one_by_one` doesn't.
 #
@@ -742,7 +742,7 @@ assert drawn.index(mbr_choice(drawn, sentence_chrf)) == agreement.mean(dim=1).ar
 searching.agreement_chart(agreement, drawn)
 
 # %% [markdown]
-# *Are fixing* wins, and would if drawn once: it is the reference. *Eating* and *rowing* come next; *People repair*, as right, is last: chrF counts letters. Does the vote help, or choosing at all? 300 captions, from records, each row the mean of four seeds; the last five choose among the same 16 draws:
+# *Are fixing*, the reference, wins, and would if drawn once. *Eating* and *rowing* come next; *People repair*, no less right, is last: chrF counts letters. Does the vote help, or choosing at all? 300 captions, from records, each row the mean of four seeds; the last five choose among the same 16 draws:
 
 # %%
 ways = pd.DataFrame([*record["sampling"], *load_record("choices-multi30k")["choices"]])

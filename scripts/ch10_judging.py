@@ -60,7 +60,7 @@ from scripts.corpora.load import load_corpus
 #
 # > **In short.** A good translation shares words, pairs, triples and quadruples of words with a human's. BLEU counts them.
 #
-# Two captions, by a human and chapter 9's translator:
+# Two captions, by a human and the shipped translator:
 #
 # | the human: the *reference* | the translator: the *output* |
 # |---|---|
@@ -230,7 +230,7 @@ def bleu(outputs: Sequence[str], references: Sequence[str]) -> float:
 print({name: round(bleu(outputs, references), 2) for name, outputs in two.items()})
 
 # %% [markdown]
-# Greedy decoding, by 0.2. In caption 4 the beam's "repair" is right and has no match; without it the beam would lead by 2.1.
+# Greedy decoding, by 0.2. The beam's "repair" is right and has no match; without caption 4 the beam would lead by 2.1.
 #
 # **Pitfall.** Splitting at spaces only, lower case, letters for words: all are called BLEU. **Predict.** Which exceed 50.56?
 
@@ -480,7 +480,7 @@ print(f"{np.mean(inside):.0%} of {len(inside)} leads are in the other half's int
 #
 # ## Case · Twice too many alarms
 #
-# **Symptom.** The paired bootstrap of sacreBLEU 2.6 (`--paired-bs`) prints a p, too. We give it *equals*: the same 50 references twice, in both a fifth of the words deleted by chance. Of such pairs 5% should get a false alarm (*type I error*). About twice as many do.
+# **Symptom.** The paired bootstrap of sacreBLEU 2.6 (`--paired-bs`) prints a p, too. We give it *equals*: the same 50 references twice, in both a fifth of the words deleted by chance. Of such pairs 5% should get a false alarm (*type I error*). Over twice as many do.
 #
 # **Suspects.** The draws scatter around $d$, those of equals would scatter around 0; so their mean is subtracted. sacreBLEU drops their signs, then subtracts the mean, and counts how many exceed $|d|$. Is this *order* wrong? Or that only one *tail* counts?
 #
@@ -555,7 +555,7 @@ holm = sum(any(verdict.told for verdict in study) for study in studies) / 1000
 print(f"a false alarm in {alone:.0%} of the studies, with Holm's steps in {holm:.0%}")
 
 # %% [markdown]
-# A quarter of the studies of nothing report something (not $1 - 0.95^8 = 34\%$: all share the recipe's runs). *Holm* (1979) asks more: the smallest p must be at most 0.05/8, the next 0.05/7, and so on, until one fails. Then a study gives any false alarm with a chance of at most 5%.
+# A quarter of the studies of nothing report something (not $1 - 0.95^8 = 34\%$: all share runs and a spread). *Holm* (1979) asks more: the smallest p must be at most 0.05/8, the next 0.05/7, and so on, until one fails. Then a study gives any false alarm with a chance of at most 5%.
 #
 # Now eight real changes ([`ingredients.py`](../scripts/studies/ingredients.py)), six of them trained twice: a narrow model, five epochs, the best epoch's BLEU on validation. (*BPE-dropout*: Provilkov et al. 2020; *R-Drop*: Liang, Wu et al. 2021; *Muon*, an optimiser: Jordan et al. 2024; *Xavier's tables*: embeddings of a quarter of the spread.) **Predict.** Does one *gain*?
 

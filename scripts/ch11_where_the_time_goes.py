@@ -388,7 +388,7 @@ assert sweep["sum, kept result"].max() > 1.3 * sweep["sum, kept result"].iloc[-1
 speed.bandwidth_chart(sweep, this_bandwidth)
 
 # %% [markdown]
-# The cache it is: small tensors move faster than memory can, large ones fall to the roof or below. But a large *new* result costs several times the sum (on Linux from 32 MiB on).
+# The cache it is: small tensors move faster than memory can, large ones fall to the roof or below. But a large *new* result costs several times the sum (here from 64 MiB on).
 #
 # **Case: the slow subtraction.** *Symptom*: in the loss, a subtraction takes longer than exponentials. *Suspect*: its result is new, 64 MiB. *Instrument*: the system counts each *page* (mostly 4 KiB) that it hands to a program.
 
@@ -470,7 +470,7 @@ least["Adam"] = operations["roof"]["Adam"]
 speed.step_account_chart(account, least, whole)
 
 # %% [markdown]
-# The list leaves out embeddings, biases, clipping, copies, sums of gradients, and Python.
+# Here over half of the excess over the floor is products: forward, oneDNN is twice as fast.
 #
 # `results/speed-steps.json` repeats this on another machine, with two threads and real captions. **Predict** from the pages' price: what is keeping memory worth?
 
@@ -504,7 +504,7 @@ speed.growth_chart(points.assign(slope=slopes["time"]), costs)
 slopes.groupby(points["axis"], sort=False).agg(["first", "last"]).round(1)
 
 # %% [markdown]
-# The first and last slopes. Only the FLOPs along the tokens are a power law. (Time is noisy: the middle setting, measured on each axis, took 0.95 to 1.08 s. That moves a slope over a doubling by 0.2.)
+# The first and last slopes. Only the FLOPs along the tokens are a power law. (Time is noisy: the middle setting took 0.95 to 1.08 s. That moves a slope over a doubling by 0.2, depth's last by 0.5.)
 #
 # - *Tokens.* Memory begins flatter and comes to 1: 30 MB are fixed, the weights.
 # - *Depth.* Layers outgrow the logits, whose cost is fixed: the FLOPs' slope rises towards 1.
@@ -515,7 +515,7 @@ slopes.groupby(points["axis"], sort=False).agg(["first", "last"]).round(1)
 #
 # - A product takes $2ijk$ FLOPs, a step three times its forward pass: about $6\,P\,n$ in all.
 # - A machine has two rates, and an operation's intensity decides which can be its limit: its roof.
-# - Operations miss their roofs for reasons that one can test: more bytes than needed (Adam), one slow link (LayerNorm, dropout), new memory (the loss, the logits). In the cache they pass it.
+# - Operations miss their roofs for reasons that one can test: another library (products), more bytes than needed (Adam), one slow link (LayerNorm, dropout), new memory (loss, logits).
 # - The floor is every product at the roof plus Adam's traffic. On the record's machine our step took 4.1 floors as it comes, 3.7 with memory kept.
 # - At a fixed number of tokens, length costs little (here up to 256). From D = 256 on, time grows most with width.
 #

@@ -285,7 +285,7 @@ else:
 #
 # > **In short.** Dropout's arithmetic costs almost nothing. Its random numbers are among the most expensive numbers of the step.
 #
-# `F.dropout` draws a random number for each entry, but a mask needs only a yes or a no. We cut 64 random bits into four numbers of 16: an entry is dropped if its number is below $p\cdot 65{,}536$, rounded.
+# A mask needs only a yes or a no. Half the gain is NumPy's faster generator; for the other we cut 64 bits into four numbers of 16: an entry is dropped if its number is below $p\cdot 65{,}536$, rounded.
 
 
 # %%
@@ -432,11 +432,11 @@ for way in [*ways][1:]:
     show(duel(partial(backward, "textbook"), partial(backward, way), rounds=4), what=way)
 
 # %% [markdown]
-# All compute the same loss. `F.cross_entropy` takes one line, so begin there. Chunks save memory, PyTorch's the most, but gain little time or none. (After `keep_memory(USUAL)` ours gains more: it needs fewer fresh pages.) We keep ours for the C below.
+# All compute the same loss. `F.cross_entropy` takes one line, so begin there. Chunks save memory, not time: PyTorch's save most, and are slowest. (After `keep_memory(USUAL)` ours gains more: it needs fewer fresh pages.) We keep ours for the C below.
 #
 # ## Rows instead of rectangles
 #
-# > **In short.** Only attention needs to know which tokens form a sentence. Give everything else a plain list of tokens, and padding is gone.
+# > **In short.** Only attention and positions need to know where sentences begin. Give all else a plain list of tokens, and padding is gone.
 #
 # Buckets leave little padding (4% on Multi30k, chapter 7), but not every batch can be sorted. So a batch becomes rows (N, D), one for each real token: chapter 4's layers take them as they are. Attention alone spreads them into a rectangle, and gathers them again.
 #
@@ -499,7 +499,7 @@ show(ratios, what=f"with {1 - len(layout.slots) / layout.shape.numel():.0%} padd
 #
 # > **In short.** Where no library has the loop that you need, write it. It is the most code for the gain, so it comes last.
 #
-# `BitDropout` makes bits, compares, converts and multiplies: four passes, and a mask that is kept for the backward pass. A loop of our own needs one pass and no mask. This one is from [`passes.c`](../scripts/fast/passes.c):
+# `BitDropout` makes bits, compares, converts and multiplies twice: five passes, and a mask kept for the backward pass. A loop of our own needs one pass and no mask. This one is from [`passes.c`](../scripts/fast/passes.c):
 
 # %%
 code = (SOURCE := ROOT / "scripts" / "fast" / "passes.c").read_text("utf-8")
@@ -541,7 +541,7 @@ stairs = staircase.stairs_frame(load_record("speed-stairs"))
 staircase.lines_chart(stairs)
 
 # %% [markdown]
-# Each dot says what its step is worth *on top of* those below it. Up to *dropout from 16 bits* some sixty lines make it 14 times as fast; half of them are chapter 7's `token_batches`. The nine hundred after them bring 1.3. Of these, *loss in chunks*, *rows* and *products by hand* gain no more than the control varies. But the first saves nearly half the memory ([443 MiB instead of 793](../results/speed-steps.json)), and the C builds on all three. (*Products by hand* keeps rows in 16 bits between products, where autocast goes back and forth. In float32 the same lines choose the faster of two libraries, oneDNN, which is worth 1.4 on this machine, an AMD.)
+# Each rise says what a step is worth *on top of* those below it. Up to *dropout from 16 bits* some sixty lines make it 14 times as fast; half of them are chapter 7's `token_batches`. The nine hundred after them bring 1.3. Of these, *loss in chunks*, *rows* and *products by hand* gain no more than the control varies. But the first saves nearly half the memory ([443 MiB instead of 793](../results/speed-steps.json)), and the C builds on all three. (*Products by hand* keeps rows in 16 bits between products, where autocast goes back and forth. In float32 the same lines choose the faster of two libraries, oneDNN, which is worth 1.4 on this machine, an AMD.)
 
 # %%
 staircase.waterfall_chart(stairs)
@@ -581,7 +581,7 @@ stages["ms per step"] = 1000 * stages["seconds_per_step"]
 stages[["times", "ms per step", "mfu"]].astype(float).round(3)
 
 # %% [markdown]
-# `times` is the median ratio to the last stage, `mfu` the useful share of the card's 16-bit rate. In all 12.3. Sixteen bits even lose 7%, for products weren't what took the time. **Few shapes**: each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least, and nothing that Python decides depends on a number on the GPU: to read one, the CPU would wait. Then a whole [step](../scripts/core/steps.py) can be recorded once for each shape and launched at once: a **CUDA graph**. Its gain is 9.
+# `times` is the median ratio to the last stage, `mfu` the useful share of the card's 16-bit rate. In all 12.3. Sixteen bits even lose 7%: each cast is one more kernel to launch. **Few shapes**: each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least, and nothing that Python decides depends on a number on the GPU: to read one, the CPU would wait. Then a whole [step](../scripts/core/steps.py) can be recorded once for each shape and launched at once: a **CUDA graph**. Its gain is 9.
 
 # %%
 eager, recorded = stages["ms per step"].iloc[-2:]

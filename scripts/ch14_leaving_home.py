@@ -112,7 +112,7 @@ print(sources[0], "→", texts[0])
 #
 # > **In short.** The exporter can't follow a loop that lasts until `</s>`. So we export one *step*, and the host repeats it. What doesn't change between steps is computed once, by a second graph.
 #
-# PyTorch's exporter runs a module with symbols in place of numbers, and notes each operation. **Predict.** What does it make of chapter 6's `greedy_decode`, whose loop stops when every sentence has its `</s>`?
+# PyTorch's exporter runs a module on tensors without values, and notes each operation. **Predict.** What does it make of chapter 6's `greedy_decode`, whose loop stops when every sentence has its `</s>`?
 
 
 # %%
@@ -188,7 +188,7 @@ class OnnxDecoderStep(nn.Module):
 #
 # > **In short.** Say which sizes may vary. Every other size, and every number that isn't a tensor, is taken from one example, for ever.
 #
-# A size with a symbol (`Dim`) may have any value. The others keep the example's: N, H, d_k and V belong to the model, so that is right. PyTorch finds out by itself that `present` has T + 1 places. For the source it insists on `max=MAX_LEN`: chapter 3's table of positions has no more rows.
+# A size with a symbol (`Dim`) may have any value. The others keep the example's: N, H, d_k and V belong to the model, so that is right. PyTorch finds out by itself that `present` has T + 1 places. Only the encoder insists on `max=MAX_LEN`: chapter 3's table of positions has no more rows.
 
 
 # %%
@@ -317,7 +317,7 @@ if onnx_ready:
     print("the same tokens in all forty")
 
 # %% [markdown]
-# It changes none: it moves a logit by some 0.000003 (by `step_gap` below), and no choice here is as close.
+# It changes none: it moves a logit by some 0.000003 (by `step_gap` below), and no choice is within 0.005.
 #
 # ## Case · Fluent, and wrong
 #

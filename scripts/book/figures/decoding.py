@@ -31,7 +31,7 @@ GAINS = {  # title, name of the axis, caption
         "Time of torch.topk over that of best_logits, for 32 rows.",
     ),
     "screen": (
-        "With a proof 8 bits pay for many rows only",
+        "With a proof 8 bits pay for a hundred rows, and not for four",
         "rows of the step",
         "Time of oneDNN's product in 32 bits, and finding its largest, over the same in 8 bits, "
         "with AVX512-VNNI.",

@@ -126,7 +126,7 @@ def width_chart(beams: pd.DataFrame) -> alt.TopLevelMixin:
     length = alt.Y("length_ratio:Q", title="length, relative to the references")
     return titled(
         alt.hconcat(bleu, chrf, panel(beams, length.scale(domain=[0.9, 1])), spacing=30),
-        "Without a penalty on length, wider beams write less, and more of it matches",
+        "Ranked by log p alone, wider beams write less, and more of it matches",
         "300 validation captions, from a record. Dashed: BLEU without its own penalty for short "
         "texts. Right: tokens written per token of reference.",
     )
