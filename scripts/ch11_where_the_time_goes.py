@@ -302,7 +302,7 @@ q, k, v = torch.randn(3, TOKENS // L, heads, L, D // heads)
 mask = torch.ones(TOKENS // L, 1, 1, L, dtype=torch.bool)
 labels = torch.randint(EOS + 1, V, (TOKENS,))
 norm, fused_norm, dropout = LayerNorm(D), nn.LayerNorm(D), nn.Dropout(SMALL.dropout)
-attentions = (partial(f, q, k, v, mask) for f in (attention, F.scaled_dot_product_attention))
+attentions = [partial(f, q, k, v, mask) for f in (attention, F.scaled_dot_product_attention)]
 fused_loss = partial(F.cross_entropy, logits, labels, label_smoothing=0.1, reduction="sum")
 for weight in (weights := list(model.parameters())):
     weight.grad = torch.randn_like(weight)

@@ -81,5 +81,5 @@ def vocabulary_costs(
     color = colored("part", {"layers": PALETTE[0], "the generator": PALETTE[1]}).legend(title=None)
     totals = base.transform_filter("datum.part == 'layers'").mark_text(align="left", dx=6)
     totals = totals.encode(x="total:Q", text=alt.Text("total:Q", format=".0f"))
-    drawn = alt.layer(base.mark_bar().encode(x, color, order="part:N"), totals)
+    drawn = alt.layer(base.mark_bar().encode(x, color, order="part:O"), totals)
     return drawn.properties(width=400, height=alt.Step(30))

@@ -48,7 +48,7 @@ def alignment(
     return drawn.properties(width=560, height=120)
 
 
-def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.Chart:
+def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.LayerChart:
     """A point for each model: exactly right of the old sentences, and of the negated ones."""
     rows = [
         {"trained on": name, "old": 100 * shares["old"], "negated": 100 * shares["negated"]}
@@ -61,16 +61,12 @@ def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.Chart:
     whole = {"domain": [-4, 104], "nice": False}  # no mark is cut by the frame
     percent = {"values": [*range(0, 101, 20)]}
     color = colored("trained on", colors, legend=alt.Legend(title=None))
-    before = f"datum['trained on'] == '{BEFORE}'"  # eight in one place, as rings
-    size = alt.when(before).then(alt.value(130)).otherwise(alt.value(80))
-    inside = alt.when(before).then(alt.value(0)).otherwise(alt.value(1))
-    return (
-        alt.Chart(rounded(pd.DataFrame(rows)))
-        .mark_point(opacity=0.8)
-        .encode(old.scale(**whole).axis(**percent), negated.scale(**whole).axis(**percent))
-        .encode(color, fill=colored("trained on", colors, legend=None))
-        .encode(size=size, fillOpacity=inside)
+    base = alt.Chart(rounded(pd.DataFrame(rows))).encode(
+        old.scale(**whole).axis(**percent), negated.scale(**whole).axis(**percent), color
     )
+    before = f"datum['trained on'] == '{BEFORE}'"  # eight in one place, as rings
+    rings = base.transform_filter(before).mark_point(size=130)
+    return rings + base.transform_filter(f"!({before})").mark_circle(size=80, opacity=0.8)
 
 
 def repeats_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:

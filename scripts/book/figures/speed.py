@@ -143,7 +143,7 @@ def step_account_chart(
             x,
             y,
             colored("pass", shades, **look).legend(orient="bottom"),
-            order=alt.Order("pass:N", sort="descending"),
+            order=alt.Order("pass:O", sort="descending"),
         ),
         alt.Chart(rounded(ends, 3))
         .mark_text(align="left", dx=7)
