@@ -220,7 +220,7 @@ print("the last two weights:", safetensors.load(bytes(content))["weights"][-2:].
 # It doesn't, and the model is worthless. And a process that dies while it writes leaves half a file in place of a good one. Two habits help:
 #
 # - **A checksum.** The file begins with the 32 bytes of a SHA-256 of all that follows: a line of JSON for plain numbers, then the tensors as safetensors packs them.
-# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename: that replaces the old file in one moment.
+# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename: that replaces the old file in one moment. The rename guards against a process that dies, `fsync` against a power cut.
 #
 # **Your turn.** Write both functions.
 
@@ -488,7 +488,7 @@ shares = {name: ((ends[name] - end).norm() / (end - start).norm()).item() for na
 pd.Series(shares, name="ends away by").rename_axis("forgotten").map("{:.0%}".format).to_frame()
 
 # %% [markdown]
-# The count of steps: the rate warms up again and ends high, when it should fall to 0. A script that saves only the weights forgets all three. (Far isn't yet worse.)
+# The count of steps: the rate warms up again and ends high, when it should fall to 0. A script that saves only the weights forgets all three. (The distance doesn't say how much worse the weights are.)
 #
 # ## When a number isn't one
 #
@@ -619,7 +619,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # ## Several processes
 #
-# > **In short.** Each GPU takes a share of the step's sentences. Average the gradients over tokens, not over processes.
+# > **In short.** Each GPU takes a batch of its own. Average the gradients over tokens, not over processes.
 #
 # Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is $g = \sum_r \nabla L_r \,/ \sum_r n_r$. PyTorch's `DistributedDataParallel` (DDP) replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. (All know the plan, and so the whole step's tokens.) A process that divides by its own $n_r$ makes a mean of means: in chapter 6 it missed the gradient by 48%, with shares of 18, 32 and 77 tokens. Exercise 1 mends it.
 #
@@ -634,7 +634,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # Its [`Training`](../scripts/core/training.py) is our `Trainer` and more: it refuses to resume with other settings, heeds Ctrl-C, and shares steps among processes. Its [`Step`](../scripts/core/steps.py) is `train_step` in four kinds: `textbook` computes by chapters 1 to 6, the others by chapter 12. Its [files](../scripts/core/checkpoints.py) are plain safetensors. [A test](../tests/test_ch09_training_run.py) trains with both: with dropout, `Trainer` and `textbook` end with the same bits; without, `eager`, a fast kind, agrees in four digits of the losses.
 #
-# **Pitfall: more processes are another recipe.** `--max_tokens 2048` limits one batch. A step of four processes has four, and an epoch a quarter of the steps. Divide `--max_tokens` by four for steps of the old size.
+# **Pitfall: more processes are another recipe.** `--max_tokens 2048` is the size of one process's batch. A step of four processes has four such batches, and an epoch a quarter of the steps. Divide `--max_tokens` by four for steps of the old size.
 #
 # This repeats the shipped model's training ([record](../results/multi30k-de-en.json)):
 
