@@ -97,7 +97,7 @@ history_chart(
 )
 
 # %% [markdown]
-# It had half after three minutes. English comes first, then the words of these captions, rare ones by luck: *igloo* is in two training captions, *magazines* in eleven, yet only *igloo* is right.
+# It had half after three minutes. English comes first, then the words of these captions, rare ones by luck: *Iglu* and *Magazine* are in two training captions each, yet only *igloo* is right.
 #
 # ## The run
 #
@@ -284,7 +284,7 @@ with tempfile.TemporaryDirectory() as folder:
 # - the random generator's state (`torch.get_rng_state()`), from which dropout draws;
 # - the history, by which the best epoch is known, and the sums of the epoch in progress.
 #
-# First comes a tiny run that nothing interrupts; an interrupted one has to end where it does. Without dropout, training would draw no random numbers, and a forgotten generator go unnoticed.
+# First comes a tiny run that nothing interrupts; an interrupted one has to end where it does. It has dropout; without, training draws no random numbers, and a forgotten generator goes unnoticed.
 
 
 # %%
@@ -468,7 +468,7 @@ print(f"killed, resumed: {differing} of {len(all_weights(straight)):,} weights d
 #
 # ### What if it forgets?
 #
-# Five runs begin the second epoch from one state, four of them with a part reset to a new run's. How far from the first one's weights do they end, in percent of the distance that those moved? (Without dropout, whose draws differ between machines.) **Predict.** Which single part moves the end most?
+# Five runs begin the second epoch from one state, four of them with a part reset to a new run's. How far from the first run's weights do the others end, in percent of how far the first moved? (Without dropout, whose draws differ between machines.) **Predict.** Which single part moves the end most?
 
 # %%
 run = Trainer(replace(SHORT_RUN, dropout=0), few_pairs(), Path(workplace.name, "more"))
@@ -488,7 +488,7 @@ shares = {name: ((ends[name] - end).norm() / (end - start).norm()).item() for na
 pd.Series(shares, name="ends away by").rename_axis("forgotten").map("{:.0%}".format).to_frame()
 
 # %% [markdown]
-# The count of steps: the rate warms up again and ends high, when it should fall to 0. A script that saves only the weights forgets all three. (The distance doesn't say how much worse the weights are.)
+# The count of steps: the rate warms up again and ends high, when it should fall to 0. A script that saves only the weights forgets all three.
 #
 # ## When a number isn't one
 #
@@ -563,7 +563,7 @@ titled(
 )
 
 # %% [markdown]
-# Greedy decoding may circle to its limit; a loss, after the reference's words, never meets that. Cut where they begin to repeat, epoch 11's texts are 0.3 BLEU behind epoch 10's, in place of 2.5, but 1.7 behind step 240's, in place of 4.0: loops are only a part. Batches hold targets of similar length (chapter 7); the five orange steps hold the longest of the last twenty, on average 21 to 43 pieces. Are they to blame?
+# Greedy decoding may repeat itself up to its limit; a loss reads only reference words, so never sees it. Cut where they begin to repeat, epoch 11's texts are 0.3 BLEU behind epoch 10's, in place of 2.5, but 1.7 behind step 240's, in place of 4.0: loops are only a part. Batches hold targets of similar length (chapter 7); the five orange steps hold the longest of the last twenty, on average 21 to 43 pieces. Are they to blame?
 #
 # **Control.** One run each, so two BLEU more or less say nothing. The last row changes epoch 12, the seven above it 11.
 #
@@ -582,7 +582,7 @@ pd.concat([was, controls])[["bleu", "length_ratio", "loops"]].astype(float).roun
 # %% [markdown]
 # **Culprit.** The order of the steps. Dropout isn't to blame: with another draw BLEU falls, too. With the orange steps first, or in two other orders, BLEU stays; with five others first, it falls. But in three other orders the longest steps late hardly change BLEU, though in two of them the loops double. So this fall seems to need long steps, and they alone don't make it.
 #
-# At 39% of peak rate, a greedy score depends on the last few steps: even in steps 195 to 240 it lies between 38.0 and 40.8. At the end the rate is 0, and the last four epochs lie within 0.3 BLEU.
+# At 39% of peak rate, a greedy score depends on the last few steps: even in steps 195 to 240 it lies between 38.0 and 40.8. From 14% of it down to 0, the last four epochs end within 0.3 BLEU.
 #
 # ## Averaging checkpoints
 #
@@ -615,7 +615,7 @@ with tempfile.TemporaryDirectory() as folder:
     torch.testing.assert_close(mean, 5000 * torch.arange(6, dtype=torch.float32))
 
 # %% [markdown]
-# On validation the shipped run's last epoch, its best, has 41.3 BLEU, the mean of its last five 41.2: no gain. But its rate had fallen to zero; exercise 2 tries another.
+# On validation the shipped run's last epoch, its best, has 41.3 BLEU, the mean of its last five 41.2: no gain. Its rate had fallen to zero: exercise 2 tries another.
 #
 # ## Several processes
 #

@@ -446,7 +446,8 @@ def export_ctranslate2(trained: Trained, folder: Path) -> None:
 
     Float32, tied tables once; `ctranslate2.Translator(folder, compute_type="int8")` may round it on
     loading. Its score is ours if its `length_penalty` is our `alpha` and its
-    `min_decoding_length` is 0. Files of these names are replaced. Raises ValueError if the package ctranslate2 is missing.
+    `min_decoding_length` is 0. Files of these names are replaced. Raises ValueError if the package
+    ctranslate2 is missing.
     """
     need_packages("ctranslate2")
     from ctranslate2.specs import TransformerSpec
