@@ -285,7 +285,7 @@ else:
 #
 # > **In short.** Dropout's arithmetic costs almost nothing. Its random numbers are among the most expensive numbers of the step.
 #
-# A mask needs only a yes or a no. Half the gain is NumPy's faster generator; for the other we cut 64 bits into four numbers of 16: an entry is dropped if its number is below $p\cdot 65{,}536$, rounded.
+# A mask needs only a yes or a no. So we cut 64 bits, from NumPy's faster generator, into four numbers of 16: an entry is dropped if its number is below $p\cdot 65{,}536$, rounded.
 
 
 # %%
