@@ -13,7 +13,6 @@ from typing import Any
 
 from scripts.book.command import Command, as_typed
 from scripts.book.records import load_record, provenance, record_names, save_record
-from scripts.ch06_training import EpochReport
 from scripts.ch12_going_fast import keep_memory
 from scripts.core.data import prepare
 from scripts.core.models import Trained
@@ -70,7 +69,7 @@ def trained_to(
         if training.epoch > config.epochs - looks:
             scores = evaluate(training.trained, corpus["val"], config.beam, config.alpha)
             val_bleu[str(training.epoch)] = scores["bleu"]
-        training.epoch, training.done, training.report = training.epoch + 1, 0, EpochReport()
+        training.next_epoch()
     return training.trained, {
         "seed": config.seed,
         "seconds": round(perf_counter() - start, 1),
