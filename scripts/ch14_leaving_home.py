@@ -313,7 +313,7 @@ assert onnx_greedy(folder, rows, max_len=60) == ours
 print("the same tokens in all forty")
 
 # %% [markdown]
-# In none: it moves a logit by less than 0.0001 (`step_gap` below), too little for any choice here.
+# In none: rounding moves a logit by less than 0.0001 (`step_gap` below), too little for any choice here.
 #
 # ## Case · Fluent, and wrong
 #
