@@ -309,7 +309,7 @@ adam, fused_adam = (torch.optim.Adam(weights, lr=1e-4, fused=fused) for fused in
 # %%
 ADAM_BYTES = 4 * 7  # a weight: itself, its averages and gradient are read; all but the last written
 n, P = x.numel(), parameter_count(SMALL)
-drops = 17 + 6 * SMALL.d_ff / D + 9 * heads * L / D  # all as if of x: the last are of weights
+drops = 17 + 6 * SMALL.d_ff / D + 9 * heads * L / D  # of x's size, of d_ff, of weights
 columns = ["times", "FLOPs", "bytes", "call", "fused"]  # in a step; of one call; the two ways
 listed = {
     "projection": linear(9 * 4, D, D),
@@ -346,9 +346,9 @@ speed.roofline_chart(operations, *rates)
 #
 # > **In short.** Guess what holds an operation up, say what would refute the guess, and measure that alone.
 #
-# **Narrow instructions?** On this page's processor, an AMD, oneDNN calculates with 512 bits at a time. We guess that Intel's MKL uses only 256 here. Then oneDNN must be nearly as slow when it may use no more. It is: started with `ONEDNN_MAX_CPU_ISA=AVX2`, this notebook prints a rate of 115 billion FLOP/s.
+# **Narrow instructions?** On this page's processor, an AMD, oneDNN calculates with 512 bits at a time. We guess that Intel's MKL uses only 256. Then oneDNN must be nearly as slow when it may use no more. It is: started with `ONEDNN_MAX_CPU_ISA=AVX2`, this notebook prints a rate of 115 billion FLOP/s.
 #
-# **Too many bytes?** Chapter 4's LayerNorm is a chain: variance and mean, a difference, two products, a sum. Each link reads and writes tensors. If that makes it slow, its time is to the fused call's as its bytes are to the least.
+# **Too many bytes?** Chapter 4's LayerNorm is a chain: variance and mean, a difference, two products, a sum. Each link reads and writes tensors. If that makes it slow, two ratios are equal: its time to the fused call's, its bytes to the least.
 #
 # **One slow link?** PyTorch's profiler times each operation. *Self* time leaves out the operations that it calls. We want the most self time.
 
@@ -365,7 +365,7 @@ inside.round(2)
 # %% [markdown]
 # - *Adam*: too many bytes, 2.6 times the least, in about as many times the time.
 # - *LayerNorm*: one slow link. It moves 4.5 times the least bytes, but takes far longer, most of it in `var_mean`.
-# - *Attention*: the fused call moves the least bytes, and is no faster. About half of the time goes to products (`bmm`) of small matrices, 16 × 32.
+# - *Attention*: the fused call moves the least bytes, and is no faster. Most of the time goes to products (`bmm`) of small matrices, 16 × 32.
 # - *Dropout*: most of it is drawing random numbers, which count as neither FLOPs nor bytes.
 # - *The loss*: one link, and a strange one: subtracting each row's maximum (`sub`).
 #
@@ -388,7 +388,7 @@ assert sweep["sum, kept result"].max() > 1.3 * sweep["sum, kept result"].iloc[-1
 speed.bandwidth_chart(sweep, this_bandwidth)
 
 # %% [markdown]
-# It was the cache: small tensors move faster than memory can, large ones don't. (They stay below the dashed line: before a processor writes to a separate result, it reads it.) But a *new* result of 64 MiB takes several times as long as a kept one.
+# It was the cache: small tensors move faster than memory can, large ones don't. (These stay below the dashed line: before a processor writes to a separate result, it reads it.) But a *new* result of 64 MiB takes several times as long as a kept one.
 #
 # **Case: the slow subtraction.** *Symptom*: in the loss, a subtraction takes longer than exponentials. *Suspect*: its result is new, 64 MiB. *Instrument*: the system counts each *page* (mostly 4 KiB) of memory that it hands to a program.
 
