@@ -365,7 +365,7 @@ inside.round(2)
 # %% [markdown]
 # - *Adam*: too many bytes, 2.6 times the least, in about as many times the time.
 # - *LayerNorm*: one slow link. It moves 4.5 times the least bytes, but takes far longer, most of it in `var_mean`.
-# - *Attention*: the fused call moves the least bytes, and is no faster. Most of the time goes to products (`bmm`) of small matrices, 16 × 32.
+# - *Attention*: the fused call moves the least bytes, and is no faster. Its slowest link is products (`bmm`) of small matrices, 16 × 32.
 # - *Dropout*: most of it is drawing random numbers, which count as neither FLOPs nor bytes.
 # - *The loss*: one link, and a strange one: subtracting each row's maximum (`sub`).
 #
