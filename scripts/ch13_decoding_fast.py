@@ -77,7 +77,7 @@ torch.set_num_threads(1)
 # | `CopiedCache` | [`CachedDecoding`](../scripts/fast/decoding.py) |
 # | `greedy_decode`, `beam_search` | [`cached_greedy`, `cached_beam_search`](../scripts/fast/searching.py) |
 #
-# A trick's *gain*: how many times as long the work takes without it. A **control** is the gain of a function over itself: what chance does. Times are those of 32-bit models, on one thread.
+# A trick's *gain* is how many times as long the work takes without it. A **control** is a function's gain over itself: what chance does. Times are those of 32-bit models, on one thread.
 
 
 # %%
@@ -275,7 +275,7 @@ for tokens, origin in steps:
 figures.family_chart(tree.ancestors[0], cached)
 
 # %% [markdown]
-# *One* and the second *dog*, that of *the dog*: no survivor continues them.
+# *One* and the second *dog* (of *the dog*): no survivor continues them.
 #
 # Masked by the tree, attention gives each prefix the same as over that prefix's tokens alone. At step T copying moves 2·K·T·D numbers in each layer, `follow` only the K·L entries of a sentence's `ancestors`. But a mask wastes something, too: it hides *strangers*, tokens of other prefixes, only after each query has met their keys. The loop of `attend` in [`kernels.c`](../scripts/fast/kernels.c), which `CachedDecoding` uses, skips them. **Predict.** From which beam on does copying win, with PyTorch's attention and with ours?
 
@@ -475,7 +475,7 @@ assert gains["with a proof"][128] > gains["with a proof"][16] or not fast.fast_i
 figures.gains_chart("screen", gains)
 
 # %% [markdown]
-# For 16 rows and fewer the proof, a dozen small calls, takes all that 8 bits gain; beside a product of many rows it weighs less. And only greedy search can use the bound: a beam wants probabilities, and their denominator needs every logit.
+# From 64 on. For few rows the proof, a dozen small calls, takes nearly all that 8 bits gain; beside a product of many rows it weighs less. And only greedy search can use the bound: a beam wants probabilities, and their denominator needs every logit.
 #
 # ## Eight bits in every product
 #
