@@ -307,8 +307,8 @@ attentions = {"PyTorch's attention": masked_attend, "ours in C": kernels.attend}
 gains, controls = {name: {} for name in attentions}, []
 for T in (8, 16, 32, 64):
     for K in (2, 4, 8, 16, 32):  # two sentences, eight heads of 32 numbers
-        steps = torch.randn(T, 2, 2, 8, K, 32)  # each step's keys and values, (2, B, H, K, d_k)
-        shared = torch.cat([*steps], dim=3)  # (2, B, H, T·K, d_k): one cache, step after step
+        steps = torch.randn(T, 2, 2, 8, K, 32)  # keys and values of T steps
+        shared = torch.cat([*steps], dim=3)  # (2, B, H, T·K, d_k): K tokens a step, side by side
         own = torch.stack([*steps], dim=4).transpose(2, 3).contiguous()  # (2, B, K, H, T, d_k)
         q, tree, stay = torch.randn(2 * K, 256), FamilyTree(2), torch.arange(K).expand(2, K)
         tree.ancestors = torch.eye(K, dtype=torch.bool).repeat(1, T).expand(2, K, T * K)
