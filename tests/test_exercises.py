@@ -93,7 +93,6 @@ FACTS = {  # arguments, and what our solution should give, from elsewhere
     "many_references": ((CAPTIONS, REFERENCES), SACREBLEU),
     "packed_attention": ((Q, K, V, [1, 3], True), attention(Q, K, V, BLOCKS)[0]),
     "decoding_cost": (([1, 2, 2, 3, 5, 7], 0.5, 5.0), 33),
-    "may_be_largest": ((LOGITS, torch.full((1, 3), 0.5)), torch.tensor([[False, True, True]])),
     "rollout": ((MAPS,), (MAPS[1].mean(0) + torch.eye(4)) @ (MAPS[0].mean(0) + torch.eye(4)) / 4),
     "bits_from_pieces": ((math.log(2), ["ab def", "ä"], HALVES), 6 / 9),
     "packed_mask": (
