@@ -96,6 +96,21 @@ def test_the_records_pass_the_bars_and_say_what_the_chapter_says():
     assert stored_config(record["config"]) == replace(PRESETS["small"], name="multi30k")
 
 
+def test_epoch_11_fell_as_its_chart_says():
+    """The chart's title and caption, and the range that the controls are held against."""
+    fall = load_record("epochs-multi30k")["fall"]
+    bleu, ratio = (
+        {row["step"]: row[key] for row in fall["step by step"]} for key in ("bleu", "length_ratio")
+    )
+    steady = [bleu[step] for step in range(195, 241, 5)]
+    assert fall["epoch"] == 11 and round(max(steady) - min(steady), 1) == 2.7
+    assert bleu[255] < min(steady) - 1.9 and ratio[255] > 1.1 > ratio[260]
+    assert bleu[260] > bleu[240] and bleu[270] < bleu[260] - 2 and ratio[270] < 1
+    controls = {name: row["bleu"] for name, row in fall["controls"].items()}
+    falls = [name for name, score in controls.items() if score < min(steady) - 1.9]
+    assert falls == ["other dropout", "as many before them first"]
+
+
 def test_nothing_is_unpickled():
     """No chapter and no helper calls what can run code on loading."""
     for path in MODULES:
