@@ -369,7 +369,7 @@ class Trainer(Run):
 
 
 # %% [markdown]
-# The check stops a run in its second epoch, damages the newest file, and goes on.
+# The check stops a run, damages the newest file, and goes on.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -467,7 +467,7 @@ with tempfile.TemporaryDirectory() as place:
 #
 # ### What if it forgets?
 #
-# The toy's state from before its last epoch is still on the disk. Five runs train that epoch again, four of them with a part reset to a new run's. `away` says how far from the first run's weights the others end, beside how far the first moved (1). **Predict.** Which single part costs most BLEU?
+# The toy's state from before its last epoch is still on the disk. Five runs train that epoch again, four of them with a part reset to a new run's. `away` is how far from the first run's weights the others end, divided by how far the first moved. **Predict.** Which single part costs most BLEU?
 
 # %%
 run = Trainer(toy, few_pairs(1200, held_out=60), Path(workplace.name))
@@ -580,9 +580,9 @@ controls.loc["epoch 12, long steps late"] = fall["next epoch, long steps late"]
 pd.concat([was, controls])[["bleu", "length_ratio", "loops"]].astype({"loops": int})
 
 # %% [markdown]
-# **Culprit.** The order of the steps, not dropout: with another draw BLEU falls, too. With the marked steps first it stays; with five others first it falls. So this fall needs the marked steps near the end. Long steps alone don't make one: in three other orders, late, they do no harm.
+# **Culprit.** The order of the steps, not dropout: with another draw BLEU falls, too. With the marked steps first it stays; with five others first it falls. So this fall needs the marked steps near the end. Whether for their length, one run can't say: in three other orders long steps late do no harm.
 #
-# *What if it forgets?* showed a cure: a rate that falls to 0. Here, at 39% of its peak, a greedy score depends on the last few steps; from 14% down to 0, the last four epochs end within 0.3 BLEU.
+# *What if it forgets?* showed what a high rate at the end costs. Here, at 39% of the peak, a greedy score depends on the last few steps; from 14% down to 0, the last four epochs end within 0.3 BLEU.
 #
 # ## Averaging checkpoints
 #
