@@ -38,10 +38,10 @@ def learning_curves(
     return alt.layer(drawn, dashes, names) if marks else drawn
 
 
-def history_chart(history: pd.DataFrame, title: str, caption: str) -> alt.HConcatChart:
+def history_chart(history: pd.DataFrame, title: str, case: int) -> alt.HConcatChart:
     """Validation BLEU, and both losses, by epoch; `history` has a row for each epoch.
 
-    The dashed line is at half of the last BLEU.
+    The dashed line is at half of the last BLEU, a ring at the epoch `case`.
     """
     names = {"train_loss": "training", "val_loss": "validation"}
     both = history.rename(columns=names).melt("epoch", [*names.values()], "split", "loss")
@@ -58,7 +58,11 @@ def history_chart(history: pd.DataFrame, title: str, caption: str) -> alt.HConca
     x = x.axis(values=[1, *range(last % 3 + 3, last + 1, 3)], format="d")
     half = alt.Chart(rounded(pd.DataFrame({"half": [history["val_bleu"].iloc[-1] / 2]})))
     half = half.mark_rule(strokeDash=[4, 4], color=GREY).encode(y="half:Q")
-    panels = (half + bleu.encode(x) | loss.encode(x)).resolve_scale(color="independent")
+    ring = alt.Chart(rounded(history.loc[history["epoch"] == case, ["epoch", "val_bleu"]]))
+    ring = ring.mark_point(size=260, color=GREY, strokeWidth=2).encode(x, y="val_bleu:Q")
+    bleu = half + bleu.encode(x) + ring
+    panels = (bleu | loss.encode(x)).resolve_scale(color="independent")
+    caption = f"Dashed: half of the last BLEU. Ring: the dip of epoch {case}, this chapter's Case."
     return titled(panels, title, caption, wrap=78)  # the legend stays in its panel
 
 
@@ -75,12 +79,12 @@ def diary(frame: pd.DataFrame) -> alt.HConcatChart:
 
 
 def fall_chart(
-    rows: Sequence[Mapping[str, float]], end: int, long_steps: Sequence[int]
+    rows: Sequence[Mapping[str, float]], end: int, long_steps: Mapping[int, int]
 ) -> alt.VConcatChart:
     """How long translations are, and their BLEU, around the epoch's `end`.
 
-    A second curve is the BLEU of the texts cut where they begin to repeat. The orange lines are
-    the `long_steps`.
+    A second curve is the BLEU of the texts cut where they begin to repeat. A line marks each of
+    the `long_steps`, which come with the mean length of their targets.
     """
     names = {"bleu": "as it is", "bleu_cut": "cut before repeats"}
     frame, size = pd.DataFrame(rows), {"points": True, "width": 480, "height": 130}
@@ -90,14 +94,22 @@ def fall_chart(
     ratio = lines(frame, "step", "length_ratio", y_title="length ratio", **size)
     bleu = lines(both, "step", "BLEU", "text", y_title="validation BLEU", **size).encode(hues)
     mark = alt.Chart(pd.DataFrame({"step": [end]})).mark_rule(strokeDash=[4, 4], color=GREY)
-    orange = alt.Chart(pd.DataFrame({"step": long_steps})).mark_rule(color=PALETTE[1], opacity=0.6)
-    last = "step since the epoch began; dashed: its end; orange: the five long steps"
+    long_lines = alt.Chart(pd.DataFrame({"step": [*long_steps]}))
+    long_lines = long_lines.mark_rule(color=PALETTE[3], strokeWidth=2)
     scale = alt.Scale(domain=[int(frame["step"].min()), int(frame["step"].max())], nice=False)
-    drawn = []
-    for curve, title in ((ratio, None), (bleu, last)):
-        x = alt.X("step:Q", title=title, scale=scale)
-        drawn.append(alt.layer(orange.encode(x), mark.encode(x), curve.encode(x)))
-    return alt.vconcat(*drawn).resolve_scale(color="independent")  # the legend stays in its panel
+    x = alt.X("step:Q", title=None, scale=scale)
+    lengths = ", ".join(map(str, long_steps.values()))
+    labels = {"right": (min(long_steps) - 1, f"five long steps: targets\nof {lengths} pieces →")}
+    labels["left"] = (end + 1, "← the epoch's end")
+    above = alt.layer(long_lines.encode(x), mark.encode(x), ratio.encode(x))
+    for align, (step, text) in labels.items():
+        label = alt.Chart(pd.DataFrame({"step": [step], "text": [text]}))
+        label = label.mark_text(align=align, lineBreak="\n", baseline="top")
+        above += label.encode(x, y=alt.value(5), text="text:N")
+    x = x.title("step since the epoch began")
+    below = alt.layer(long_lines.encode(x), mark.encode(x), bleu.encode(x))
+    panels = alt.vconcat(above, below)
+    return panels.resolve_scale(color="independent")  # the legend stays in its panel
 
 
 RECIPES_OF_SIZES = ("by size", "one for all", "longer")
