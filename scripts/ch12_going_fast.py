@@ -256,7 +256,7 @@ fused = lambda: F.scaled_dot_product_attention(*qkv, dropout_p=0.5).sum().backwa
 show(duel(plain, fused), "attention, alone")
 
 # %% [markdown]
-# The second duel shows a **dead end**. On a GPU `scaled_dot_product_attention` is FlashAttention (Dao et al. 2022), which keeps no scores in memory. Its kernel for CPUs has no dropout. So here the function falls back to plain operations, and gains nothing.
+# The second duel shows a **dead end**. On a GPU, `scaled_dot_product_attention` is FlashAttention (Dao et al. 2022), which keeps no scores in memory. Its kernel for CPUs has no dropout. So here the function falls back to plain operations, and gains nothing. **Joint projections**, one product for Q, K and V, gained nothing, either ([record](../results/speed-steps.json)).
 #
 # ## `torch.compile`
 #
@@ -293,7 +293,7 @@ def keep_mask(shape: torch.Size, p: float, like: Tensor) -> Tensor:
     """1 where an entry stays and 0 where dropout takes it: `shape`, in the dtype of `like`."""
     entries = math.prod(shape)
     seed = int(torch.randint(2**63 - 1, ()))  # so `torch.manual_seed` decides the mask
-    bits = np.random.SFC64(seed).random_raw(-(-entries // 4)).view(np.uint16)[:entries]
+    bits = np.random.SFC64(seed).random_raw(math.ceil(entries / 4)).view(np.uint16)[:entries]
     return torch.from_numpy(bits >= round(p * DRAWS)).to(like.dtype).view(shape)
 
 
@@ -319,7 +319,7 @@ with_bits = laps(in_buckets, become(fused_model(), nn.Dropout, BitDropout), bf16
 show(duel(with_fused, with_bits, 10), "dropout from 16 bits")
 
 # %% [markdown]
-# In this small model dropout is a small part of a step, so little of the gain is left.
+# In this model dropout is a small part of a step, so little of the gain is left.
 #
 # ## A loss that never holds all logits
 #
@@ -393,7 +393,7 @@ assert torch.autograd.gradcheck(lambda *w: in_chunks(*w)[0], leaves)
 # %% [markdown]
 # `gradcheck` (chapter 1) compares our gradients with differences in float64.
 #
-# Now memory, through the loss and its backward pass, for 1,024 rows. `F.cross_entropy` smooths labels, too, in one line. (PyTorch 2.13 also has our idea, `F.linear_cross_entropy`, but with smoothing it makes no chunks.) **Predict.** How many tensors of 32 MiB, the logits' size, does the textbook hold at once?
+# Now memory, through loss and backward pass, for 1,024 rows. `F.cross_entropy` smooths labels, too, in one line. (PyTorch 2.13 also has our idea, `F.linear_cross_entropy`, but with smoothing it makes no chunks.) **Predict.** How many tensors of 32 MiB, the logits' size, does the textbook hold at once?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -410,7 +410,7 @@ assert (times := max(curves["textbook"]) / max(curves["loss in chunks"])) > 2
 staircase.memory_chart(curves, f"The textbook's loss takes {times:.0f} times the memory of chunks")
 
 # %% [markdown]
-# The textbook's backward pass holds five tensors as large as the logits. Now time, against the textbook:
+# The textbook's backward pass holds five tensors as large as the logits. Now time:
 
 # %%
 for way in ("F.cross_entropy", "loss in chunks"):
@@ -418,7 +418,7 @@ for way in ("F.cross_entropy", "loss in chunks"):
     show(duel(partial(backward, "textbook"), partial(backward, way), rounds=4), way)
 
 # %% [markdown]
-# All compute the same loss. `F.cross_entropy` takes one line, so begin there. Chunks save memory, not time. We keep them because the C below builds on them.
+# `F.cross_entropy` takes one line, so begin there. Chunks save memory, not time. We keep them because the C below builds on them.
 #
 # ## Rows instead of rectangles
 #
@@ -550,9 +550,9 @@ table
 # %% [markdown]
 # *Memory kept* isn't seen here. An [older race](../results/speed-peers.json), with two threads and by the clock, does see it: 1.23 to 1.30. *Loss in chunks*, *rows* and *products by hand* aren't seen, either. But the first saves nearly half the memory ([443 MiB instead of 793](../results/speed-steps.json)), and the C builds on all three. (Live, *loss in chunks*, *rows* and *C* were timed alone, not in a step.)
 #
-# **A factor depends on what is below it.** *Dropout from 16 bits* saves 0.18 of the last step's time, where it stands a factor of 1.15. In the slower program *sorted by length* the same seconds would be 1.05.
+# **A factor depends on what is below it.** *Dropout from 16 bits* saves 0.18 of the last step's time, where it stands a factor of 1.15. In the slower program *sorted by length* the same seconds would be only 1.05.
 #
-# **Do 16 bits learn as well?** Chapter 9's `small` was trained to the end in 16 and in 32 bits, in two versions of our code ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). The loss is as low. In 16 bits, BLEU on the test sets differs by −0.4 to 0 with beam search, by −0.3 to +0.2 without. Two pairs of runs can't say whether that is chance.
+# **Do 16 bits learn as well?** Chapter 9's `small` was trained to the end in 16 and in 32 bits, in two versions of our code ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). The loss is as low. In 16 bits, BLEU on the test sets differs by −0.4 to 0 with beam search, by −0.3 to +0.2 without. Two pairs can't say whether that is chance.
 #
 # **Against others.** In the older race each program has its best settings (16 bits and memory kept). A step of x-transformers takes 1.8 times as long as ours, MarianMTModel's 1.9, `nn.Transformer`'s 2.0 and the textbook's 2.2, with 2.2 to 2.6 times the memory. (Not all is equal: ours has the fused Adam, two of the others have 1.5% more weights, and x-transformers has fewer biases and less dropout.) `make bench` repeats the race on your machine.
 #
@@ -560,7 +560,7 @@ table
 #
 # > **In short.** A GPU finishes one small task before Python asks for the next. So ask less often.
 #
-# On a GPU the CPU *launches* each kernel, and for a small model the launch takes longer than the kernel. So the staircase is another one. On an H200 we timed the same model's step in five stages: `python -m scripts.studies.waterfall small`. Two of them are new:
+# On a GPU the CPU *launches* each kernel, and for a small model the launch takes longer than the kernel. So the staircase is another one. On an H200 we timed the same model's step in five stages: `python -m scripts.studies.waterfall small`. What is new:
 #
 # - **Nothing waits.** Python never reads a number from the GPU, for the CPU would have to wait for it.
 # - **Few shapes.** Each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least. Then a whole [step](../scripts/core/steps.py) can be recorded once for each shape, and launched at once: a **CUDA graph**, the last stage.
@@ -579,7 +579,7 @@ assert round(stages["times"]["few shapes"]) == 9
 staircase.launches_chart(stages, "One by one, the GPU works at most a ninth of the time")
 
 # %% [markdown]
-# So:
+# What follows:
 #
 # - **Batch size.** As long as launches take the time, a step on a larger batch takes no longer. (But that is another training: an epoch has fewer steps.)
 # - **Compile or record?** `torch.compile` fuses kernels: there are fewer, and each moves less. With `mode="reduce-overhead"` it also records them. In a small model recording counts most, in a large one fusing.
