@@ -1,46 +1,45 @@
-"""Drawings of chapter 12: lines of code against speed, the waterfall, memory, a GPU's launches."""
+"""Drawings and tables of chapter 12: lines of code against speed, memory, a GPU's launches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from scripts import Late
 from scripts.book.charts import lines, long, rounded, titled
-from scripts.book.look import GREY, INK, LOG, PALE, PALETTE, bar_axis, colored
+from scripts.book.look import GREY, LOG, PALETTE, bar_axis, colored
 
 alt, pd = Late("altair"), Late("pandas")
 
 
-def race_frame(reports: Mapping[str, Any]) -> pd.DataFrame:
-    """Each program's time over that of ours: the median of its rounds, and their range; sorted."""
-    rows = {}
-    for name, report in reports.items():
-        rounds = report["rounds"] or [1.0]  # ours is the measure: it has none
-        mib = round(report.get("peak_bytes", 0) / 2**20)
-        rows[name] = [report["times"], min(rounds), max(rounds), mib]
-    names = ["times as long as ours", "lowest", "highest", "peak MiB"]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=names).sort_values(names[0])
+def steps_table(record: Mapping[str, Any], live: Mapping[str, float]) -> pd.DataFrame:
+    """Each step's lines of code, its `live` duel, and its gain at full size; then the control's.
 
-
-def stairs_frame(record: Mapping[str, Any]) -> pd.DataFrame:
-    """The steps from the bottom up: `time` as a multiple of the last one's.
-
-    `speed` is what all steps so far are worth, `code` their lines.
+    A gain is the time of the step before over this one's, the median of the rounds. It is seen if
+    it lies outside the control's range.
     """
-    frame = race_frame(record["reports"]).loc[[*record["lines"]]].rename_axis("step")
-    same = record["reports"]["the same again"]["rounds"]
-    frame = frame.rename(columns={"times as long as ours": "time"})
-    frame["speed"] = frame["time"].iloc[0] / frame["time"]
-    frame.attrs["control"] = "{:.2f} to {:.2f}".format(*sorted(same)[:: len(same) - 1])
-    return frame.assign(code=pd.Series(record["lines"]).cumsum())
+    rounds = {name: report["rounds"] for name, report in record["reports"].items()}
+    duels = {after: (before, after) for before, after in pairwise(record["lines"])}
+    duels["the same again"] = ("the same again", "C")
+    columns = ["full size", "lowest", "highest"]
+    table = pd.DataFrame(index=[*duels], columns=["lines", "live duel", *columns])
+    for name, (before, after) in duels.items():
+        ratios = pd.Series(rounds[before]) / pd.Series(rounds[after])
+        table.loc[name, columns] = [ratios.median(), ratios.min(), ratios.max()]
+    table["lines"] = pd.Series(record["lines"]).reindex(table.index, fill_value=0)
+    table["live duel"] = pd.Series(live)
+    seen = ~table["full size"].between(*table.loc["the same again", columns[1:]])
+    shown = table.iloc[:, 1:].map(lambda ratio: "" if pd.isna(ratio) else f"{ratio:.2f}")
+    return table[["lines"]].join(shown).assign(seen=seen.map({True: "yes", False: "no"}))
 
 
-def lines_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
-    """How fast the program is after so many lines of code: `stairs_frame`'s columns."""
-    (few, fast), (most, fastest) = frame.loc[
-        ["dropout from 16 bits", "C"], ["code", "speed"]
-    ].values
+def lines_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
+    """How fast the program is after so many lines of code, step by step."""
+    times = pd.Series({name: record["reports"][name]["times"] for name in record["lines"]})
+    frame = pd.DataFrame({"code": pd.Series(record["lines"]).cumsum()}).rename_axis("step")
+    frame["speed"] = times.iloc[0] / times
+    (few, fast), (most, fastest) = frame.loc[["dropout from 16 bits", "C"]].values
     used = rounded(frame.reset_index()[["step", "code", "speed"]])
     scale = {"type": "symlog", "constant": 5, "nice": False}
     x = alt.X("code:Q", title="lines of code, all steps so far").scale(domain=[0, 1600], **scale)
@@ -69,31 +68,6 @@ def lines_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def waterfall_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
-    """The time that is left after each step from sorting on, and what the step took away."""
-    ends = frame.loc[["sorted by length", "dropout from 16 bits", "C"]]
-    (few, many), (gain, rest) = ends["code"].diff()[1:], ends["speed"].pct_change()[1:] + 1
-    used = rounded(frame.loc["sorted by length":].reset_index(), 3)
-    used["before"] = used["time"].rolling(2, min_periods=1).max()  # a step may take nothing away
-    used["label"] = [f"{time:.2f}" for time in used["time"]]
-    x = alt.X("time:Q", title="time for a token, as a multiple of the last step's").axis(grid=False)
-    y = bar_axis("step", used["step"].tolist())
-    base = alt.Chart(used).encode(y)
-    layers = [
-        base.mark_bar(color=PALETTE[0], height=18).encode(x),
-        base.mark_bar(color=PALE, stroke=GREY, height=18).encode(x, x2="before:Q"),
-        base.mark_rule(color=INK, strokeWidth=2).encode(alt.X("lowest:Q"), x2="highest:Q"),
-        base.mark_text(align="left", dx=6, color="white").encode(x=alt.value(0), text="label:N"),
-    ]
-    return titled(
-        alt.layer(*layers).properties(width=440, height=alt.Step(28)),
-        f"{few:.0f} lines bring {gain:.1f} times, {round(many, -2):.0f} more bring {rest:.1f}",
-        "Batches are sorted by length already. Blue: the time that is left. Pale: what this step "
-        "took away from the one above it. Black: the range of the rounds. The last step against "
-        f"itself: {frame.attrs['control']}.",
-    )
-
-
 def memory_chart(curves: Mapping[str, Sequence[int]], title: str) -> alt.TopLevelMixin:
     """Bytes alive after each operation of a loss and its backward pass, by way of computing it."""
     table = {
@@ -102,6 +76,7 @@ def memory_chart(curves: Mapping[str, Sequence[int]], title: str) -> alt.TopLeve
     }
     frame = long(table, "loss", "done", "MiB")
     chart = lines(frame, "done", "MiB", "loss", x_title="operations done, %", zero=True)
+    chart = chart.mark_line(interpolate="step-after")
     return titled(
         chart,
         title,
@@ -110,8 +85,16 @@ def memory_chart(curves: Mapping[str, Sequence[int]], title: str) -> alt.TopLeve
     )
 
 
-def launches_chart(eager: float, recorded: float, title: str) -> alt.TopLevelMixin:
-    """Ten kernels, launched one by one and as one recording, from a step's milliseconds."""
+def stages_frame(stages: Mapping[str, Any]) -> pd.DataFrame:
+    """A GPU's stages: the time of a step as a multiple of the last stage's, and in ms."""
+    names = ["textbook", "16 bits", "fused parts, nothing waits", "few shapes", "recorded"]
+    rows = [(stage["times"], 1000 * stage["seconds_per_step"]) for stage in stages.values()]
+    return pd.DataFrame(rows, index=names, columns=["times", "ms per step"])
+
+
+def launches_chart(stages: pd.DataFrame, title: str) -> alt.TopLevelMixin:
+    """Ten kernels, launched one by one and as one recording: `stages_frame`'s last two rows."""
+    eager, recorded = stages["ms per step"].iloc[-2:]
     rows = [("recorded", "CPU launches", 0.0, eager)]
     for i in range(10):
         begin, end = i * eager, eager + i * recorded
