@@ -198,6 +198,7 @@ FAULTS = {
     ("core/training", "test_training"): {
         "a resume takes another clipping": ('("beam", "alpha")', '("beam", "alpha", "clip")'),
         "a resumed run draws other dropout": ("set_rng_states(rngs[", "str(rngs["),
+        "a resumed run begins anew": ("        if resume:\n", "        if not self:\n"),
     },
     ("evaluate", "test_ch08_*"): {
         "the rival's lead is called ours": (
