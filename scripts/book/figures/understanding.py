@@ -336,23 +336,21 @@ def budget_chart(bought: pd.DataFrame, start: float, title: str) -> alt.TopLevel
     `bought` has the columns doublings (of the unit of budget), width, N, passes and loss. The
     slider begins at `start` doublings.
     """
-    steps = sorted(bought["doublings"].unique())
-    ends = {"min": steps[0], "max": steps[-1], "step": steps[1] - steps[0]}
-    bind = alt.binding_range(**ends, name="doublings of the budget ")
+    steps = sorted(map(int, bought["doublings"].unique()))
+    bind = alt.binding_range(min=steps[0], max=steps[-1], step=1, name="doublings of the budget ")
     slider = alt.param(name="chosen", value=start, bind=bind)
     sizes = alt.Axis(values=sorted(bought["N"].unique()), format=".2s", labelFlush=False)
     legend = alt.Legend(
-        title="units of budget", values=[2, 1, 0, -1], labelExpr="pow(2, datum.value)"
+        title="units of budget", values=steps[::-1], labelExpr="pow(2, datum.value)"
     )
     color = alt.Color("doublings:Q", legend=legend).scale(scheme="viridis", reverse=True)
     base = alt.Chart(rounded(bought)).encode(
         alt.X("N:Q", title="parameters", axis=sizes).scale(padding=20, **LOG),
-        alt.Y("loss:Q", title="validation loss, nats per piece").scale(zero=False),
+        alt.Y("loss:Q", title="validation loss, nats per piece").scale(zero=False, padding=24),
         color,
         opacity=alt.when("datum.doublings == chosen").then(alt.value(1)).otherwise(alt.value(0.35)),
         detail="doublings:N",
     )
-    base = base.transform_filter("datum.doublings % 1 == 0 || datum.doublings == chosen")
     lowest = base.transform_joinaggregate(lowest="min(loss)", groupby=["doublings"])
     lowest = lowest.transform_filter("datum.loss == datum.lowest").transform_calculate(
         best="'width ' + datum.width + ', ' + format(datum.passes, '.1f') + ' passes'"
@@ -365,7 +363,7 @@ def budget_chart(bought: pd.DataFrame, start: float, title: str) -> alt.TopLevel
     return titled(
         alt.layer(*layers).add_params(slider).properties(width=480, height=320),
         title,
-        "Each curve spends one budget; a unit is one pass of width 64. Rings: the best size. Dots "
+        "Each curve spends one budget; a unit is one pass of width 48. Rings: the best size. Dots "
         "are read between trainings. In Jupyter, a slider sets the budget.",
         wrap=80,
     )
