@@ -96,6 +96,9 @@ def readings_of(runs: pd.DataFrame) -> pd.DataFrame:
     return after.groupby(keys)["losses"].mean().rename("loss").reset_index()
 
 
+# %% [markdown]
+# Width 96 once, 64 twice, 48 three times and 32 six times cost about the same. **Predict.** Which has the lowest loss?
+
 # %%
 runs = runs_of("grid-multi30k")
 whole = readings_of(runs)
@@ -103,11 +106,7 @@ whole["operations"] = 6 * whole["all"] * whole["read"]
 whole.pivot(index=["width", "all"], columns="passes", values="loss").round(2)
 
 # %% [markdown]
-# Width 96 once, 64 twice, 48 three times and 32 six times cost about the same.
-#
-# **Predict.** Which of these four has the lowest loss?
-#
-# Between passes we read a width's loss from a smooth curve.
+# Width 32 (2.46), just before 48 (2.51): the larger ones have seen too little text. And for other budgets? Between passes we read a width's loss from a smooth curve.
 
 
 # %%
@@ -133,7 +132,7 @@ assert all(min(curves[i].index) < best[i] < max(curves[i].index) for i in curves
 budget_chart(bought, 3, f"Eight times the budget: the best width goes from {best[0]} to {best[3]}")
 
 # %% [markdown]
-# Width 32 has (2.46), just before 48 (2.51): the larger ones have seen too little text. With more budget the best width grows: in the chart it doubles, and the passes grow from 1.8 to 5.1. So a larger budget should go into both.
+# With eight times the budget the best width doubles, and its passes grow from 1.8 to 5.1. So a larger budget should go into both.
 #
 # **Pitfall.** *Operations aren't minutes.* Eight passes of width 96 have 14 times the operations of width 16, but took 2.8 times as long on the record's machine: small products use it badly (chapter 11). If you pay for minutes, choose wider.
 #
@@ -157,7 +156,7 @@ print(f"width 64, five passes: to its end {np.mean(ended):.2f}, on the way {on_t
 #
 # $$ L(N, D) = E + \frac{A}{N^{\alpha}} + \frac{B}{D^{\beta}} $$
 #
-# Kaplan et al. (2020) had *joined* the two under one power. (Theirs has no floor, $E = 0$.)
+# Kaplan et al. (2020) had *joined* the two under one power (with $E = 0$):
 #
 # $$ L(N, D) = E + \left[ \left( \frac{N_c}{N} \right)^{\alpha/\beta} + \frac{D_c}{D} \right]^{\beta} $$
 #
@@ -332,7 +331,7 @@ pd.DataFrame(rows).T.rename_axis(["law of", "N counts"]).fillna("")
 # %% [markdown]
 # It rises, by 0.10 to 0.14: from near Hoffmann's value towards Kaplan's. Outside the layers lie 69% of the parameters at width 16, and 27% at width 96. Without them small models look too small, so the best size seems to grow faster.
 #
-# Don't trust the last digit: without the first pass, $a$ moves by 0.05 to 0.11. Nor printed constants: Besiroglu et al. read most of Hoffmann's runs off a figure and fitted the same law again. For Chinchilla's budget the two differ by a factor of two; the refit agrees with Chinchilla's own size.
+# Don't trust the second digit: without the first pass, $a$ moves by 0.05 to 0.11. (The count's effect stays.) Nor printed constants: Besiroglu et al. read most of Hoffmann's runs off a figure and fitted the same law again. For Chinchilla's budget the two differ by a factor of two; the refit agrees with Chinchilla's own size.
 #
 # ## Two meanings of D
 #
