@@ -267,7 +267,8 @@ def classify_chart(counted: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-VERDICTS = {"better": PALETTE[0], "worse": PALETTE[1], "within noise": GREY}
+VERDICTS = {"better": PALETTE[0], "worse": PALETTE[1]}
+VERDICTS |= {"rate unsure": PALETTE[4], "within noise": GREY}
 REACH = 0.65  # where the axis ends
 
 
@@ -296,6 +297,7 @@ def ablation_chart(
         look = {"symbolSize": 90, "symbolType": shape, "symbolOpacity": opacity}
         return alt.Legend(title=None, orient="top", **look)
 
+    count = judged["verdict"].value_counts()
     order = list(dict.fromkeys(runs["row"]))
     low = min(runs["difference"].min(), paper["difference"].min()) - 0.06
     place = {"scale": alt.Scale(domain=[round(low, 2), REACH], nice=False)}
@@ -321,10 +323,49 @@ def ablation_chart(
         layers += [mark.encode(color=color), text]
     return titled(
         alt.layer(*layers).properties(width=430, height=20 * len(order)),
-        "What each change does, what chance does, and what the paper found",
+        f"{count['better']} of {len(judged)} changes help beyond chance, {count['worse']} harm",
         f"Each dot is a run; where runs agree, fewer show. The base has {len(losses[base])} seeds. "
         "Letters name the groups of the paper's Table 3. A triangle marks a mean further right.",
         wrap=84,
+    )
+
+
+def budget_chart(bought: pd.DataFrame, start: float, title: str) -> alt.TopLevelMixin:
+    """Loss by size, a curve for each budget; a slider picks one, and its best size is named.
+
+    `bought` has the columns doublings (of the unit of budget), width, N, passes and loss. The
+    slider begins at `start` doublings.
+    """
+    steps = sorted(map(int, bought["doublings"].unique()))
+    bind = alt.binding_range(min=steps[0], max=steps[-1], step=1, name="doublings of the budget ")
+    slider = alt.param(name="chosen", value=start, bind=bind)
+    sizes = alt.Axis(values=sorted(bought["N"].unique()), format=".2s", labelFlush=False)
+    legend = alt.Legend(
+        title="units of budget", values=steps[::-1], labelExpr="pow(2, datum.value)"
+    )
+    color = alt.Color("doublings:Q", legend=legend).scale(scheme="viridis", reverse=True)
+    base = alt.Chart(rounded(bought)).encode(
+        alt.X("N:Q", title="parameters", axis=sizes).scale(padding=20, **LOG),
+        alt.Y("loss:Q", title="validation loss, nats per piece").scale(zero=False, padding=24),
+        color,
+        opacity=alt.when("datum.doublings == chosen").then(alt.value(1)).otherwise(alt.value(0.35)),
+        detail="doublings:N",
+    )
+    lowest = base.transform_joinaggregate(lowest="min(loss)", groupby=["doublings"])
+    lowest = lowest.transform_filter("datum.loss == datum.lowest").transform_calculate(
+        best="'width ' + datum.width + ', ' + format(datum.passes, '.1f') + ' passes'"
+    )
+    layers = [
+        base.mark_line(point={"filled": True, "size": 45}),
+        lowest.mark_point(size=160, strokeWidth=1.5),
+        lowest.mark_text(dy=18).encode(text="best:N", color=alt.value(INK)),
+    ]
+    return titled(
+        alt.layer(*layers).add_params(slider).properties(width=480, height=320),
+        title,
+        "Each curve spends one budget; a unit is one pass of width 48. Rings: the best size. Dots "
+        "are read between trainings. In Jupyter, a slider sets the budget.",
+        wrap=80,
     )
 
 
