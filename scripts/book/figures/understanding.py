@@ -10,6 +10,7 @@ from torch import Tensor
 
 from scripts import Late
 from scripts.book.charts import bars, heatmap, lines, long, named, panels, rounded, titled
+from scripts.book.figures.diagram import drawn
 from scripts.book.look import GREY, INK, LOG, PALETTE, colored, row_axis
 
 alt, pd = Late("altair"), Late("pandas")
@@ -85,10 +86,40 @@ def head_shares_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
         maps[kind] = heatmap(matrix, names, shares, **look)
     return titled(
         alt.hconcat(*named(maps)),
-        "Where the 72 heads look",
+        "Four encoder heads look at the previous token; few heads at a separator",
         "Mean weight by target, for each layer.head. The top line is what even attention over the "
         "same sentences gives. Darker than that line: preferred. The decoder can't see the next "
         "token; its separator is <s>, looked at by the later half of its queries.",
+    )
+
+
+def links_over_maps(maps: Mapping[str, Tensor], pair: Any) -> alt.TopLevelMixin:
+    """Weights between words (J, I) for each moment, with the links drawn by hand as frames.
+
+    `pair` has the words `german` and `english`, and the links `sure` and `possible`.
+    """
+    links = [
+        {"row": j, "column": i, "link": "sure" if (i, j) in pair.sure else "possible"}
+        for i, j in sorted(pair.possible)
+    ]
+    look = {"domain": (0, 1), "cell": 30, "value_title": "weight", "numbers": False}
+    charts, hits = {}, {}
+    for moment, weights in maps.items():
+        map_chart = heatmap(weights, pair.english, pair.german, **look)
+        frames = alt.Chart(pd.DataFrame(links)).mark_rect(filled=False, strokeWidth=2.5)
+        frames = frames.encode(
+            alt.X("column:O", axis=None),
+            alt.Y("row:O", axis=None),
+            alt.Stroke("link:N").scale(domain=["sure", "possible"], range=[PALETTE[1], GREY]),
+        )
+        hits[moment] = sum((i, j) in pair.possible for j, i in enumerate(weights.argmax(-1)))
+        charts[f"the query that is {moment} the word"] = alt.layer(map_chart, frames)
+    return titled(
+        alt.hconcat(*named(charts)),
+        f"{hits['writing']} of {len(pair.english)} English words find their German word while "
+        f"being written, {hits['reading']} once read",
+        "One head, one caption. Rows: English words; columns: German words. Blue: weight. Frames: "
+        "the links that we drew by hand. A head is right where a row's darkest cell is framed.",
     )
 
 
@@ -102,71 +133,65 @@ def alignment_rates_chart(rates: Mapping[str, Any]) -> alt.TopLevelMixin:
         maps[f"the query that is {moment} the word"] = heatmap(rate, layers, heads, **look)
     return titled(
         alt.hconcat(*named(maps)),
-        "Alignment error rate of each cross-attention head",
-        "Fifty captions; lower is better, so pale is good. Left: the query about to write the "
-        "word. Right: a step later, when it has read it.",
+        "All 24 heads align better while a word is being written",
+        "Alignment error rate over fifty captions; lower is better, so pale is good. Left: the "
+        "query about to write the word. Right: a step later, when it has read it.",
     )
 
 
-def alignment_methods_chart(errors: Mapping[str, float]) -> alt.TopLevelMixin:
-    """AER of each way to align."""
-    frame = pd.DataFrame(errors.items(), columns=["method", "AER"])
-    title = "alignment error rate, lower is better"
+def residual_stream() -> alt.TopLevelMixin:
+    """One position's road through a decoder layer, and where one cuts, patches and reads."""
     return titled(
-        bars(frame, "method", "AER", number_format=".2f", value_title=title),
-        "A translator aligns words unasked; a dictionary does better",
-        "Fifty captions. Each half uses the head that was best on the other. Model 1 counted "
-        "the training pairs and these captions, without their links.",
+        drawn("residual_stream").chart(),
+        "Everything is added to one vector: three places to intervene",
+        "One position, read upwards: the first decoder layer, then the others. Each sublayer "
+        "reads the stream and adds to it.",
     )
 
 
-def worth_chart(rows: Sequence[dict], passed: Sequence[bool], pairs: int) -> alt.TopLevelMixin:
-    """Likelihood lost by silencing each head, one panel a kind; a star marks those that passed."""
-    frame = pd.DataFrame(rows)
-    frame["lost"] = 1000 * frame["silent"]
-    shown = [f"{round(x):+}".replace("-", "−").replace("+0", "0") for x in frame["lost"]]
-    frame["text"] = [x + "*" * ok for x, ok in zip(shown, passed, strict=True)]
-    largest = frame["lost"].abs().max()
-    look = {"value_title": "nats / 1,000", "scheme": "diverging", "cell": (44, 26)}
-    maps = {}
-    for kind, own in frame.groupby("kind", sort=False):
-        lost, texts = (own.pivot(index="layer", columns="head", values=v) for v in ("lost", "text"))
-        maps[kind] = heatmap(
-            lost.to_numpy(),
-            [f"layer {n}" for n in lost.index],
-            list(lost.columns),
-            texts=texts.to_numpy(),
-            domain=(-largest, largest),
-            column_title="head" if kind == "cross" else "",
-            **look,
-        )
+WAYS = {"silent": PALETTE[0], "noise": PALETTE[1]}
+
+
+def worth_chart(dossiers: pd.DataFrame, title: str) -> alt.TopLevelMixin:
+    """What each head's silence costs, and noise of the same size: a panel a kind.
+
+    `dossiers` has the columns kind, layer, head, silent and noise, in nats a token.
+    """
+    frame = dossiers.melt(["kind", "layer", "head"], [*WAYS], "change", "nats")
+    frame["head"] = frame["layer"].astype(str) + "." + frame["head"].astype(str)
+    frame["thousandths"] = 1000 * frame["nats"]
+    y = alt.Y("thousandths:Q", title="nats / 1,000").axis(tickCount=5)
+    points = alt.Chart(rounded(frame.drop(columns=["nats", "layer"]))).mark_point(size=45)
+    points = points.encode(
+        alt.X("head:O", title=None).axis(labelAngle=-60),
+        y,
+        colored("change", WAYS, title=None),
+        alt.Fill("change:N").scale(domain=[*WAYS], range=[PALETTE[0], "transparent"]).legend(None),
+    )
     return titled(
-        alt.vconcat(*named(maps)),
-        "What is lost when one head is silent",
-        "Change of −log p of the reference, in thousandths of a nat a token; blue: the reference "
-        f"becomes less likely. {pairs:,} validation pairs. A star: passes a test of all 72 at "
-        "once.",
+        points.properties(width=520, height=90).facet(row=alt.Row("kind:N", sort=None, title=None)),
+        title,
+        "What is lost when one head is silent (full) or speaks through noise as long as what "
+        "silence takes away (open), in thousandths of a nat a token.",
     )
 
 
-def pruning_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
-    """What is lost over the number of silent heads, for each order of silencing."""
-    frame, total = pd.DataFrame(record["pruning"]), len(record["heads"])
-    x = alt.X("silent:Q", title=f"heads silenced, of {total}").scale(domain=[0, total], nice=False)
-    x = x.axis(values=sorted(set(frame["silent"])))
-    y = alt.Y("nats:Q", title="lost, nats a token (log scale)").scale(domain=[0.003, 4], **LOG)
-    y = y.axis(values=[0.003, 0.01, 0.03, 0.1, 0.3, 1, 3], format="g")
-    first, *others = dict.fromkeys(frame["order"])
-    color = colored("order", {first: PALETTE[0]} | dict.fromkeys(others, "#BBBBBB"), title=None)
-    curves = alt.Chart(rounded(frame[frame["silent"] > 0]))
-    curves = curves.mark_line(point={"filled": True, "size": 40})
-    return titled(
-        curves.encode(x, y, color, detail="order:N").properties(width=480, height=260),
-        "Silencing more and more heads",
-        "How much less likely the references become, on "
-        f"{record['splits']['test_2016_flickr']:,} pairs of test_2016_flickr. "
-        "The order by worth is from the validation split; nothing is trained again.",
-    )
+def map_and_worth_chart(
+    frame: pd.DataFrame, panels: Mapping[str, tuple[str, str, str]], title: str, caption: str
+) -> alt.TopLevelMixin:
+    """Dots, a head each, one panel for each of `panels`: its kind, what is across, what is up."""
+    layers = dict(zip("123", PALETTE, strict=False))
+    charts = {}
+    for name, (kind, across, up) in panels.items():
+        own = frame[frame["kind"] == kind].reset_index()[["name", "layer", across, up]]
+        dots = alt.Chart(rounded(own.astype({"layer": str}), 5)).mark_circle(size=70, opacity=0.9)
+        charts[name] = dots.encode(
+            alt.X(f"{across}:Q").scale(zero=False).axis(tickCount=5),
+            alt.Y(f"{up}:Q", title="nats a token").scale(zero=False).axis(tickCount=5),
+            colored("layer", layers),
+            tooltip=["name", across, up],
+        ).properties(width=200, height=170)
+    return titled(alt.hconcat(*named(charts)), title, caption)
 
 
 def patch_chart(
