@@ -496,7 +496,9 @@ word_maps = {
     for moment in ("writing", "reading")
 }
 evening = 8  # a caption whose words change places
-links_over_maps({moment: maps[evening][1, 7] for moment, maps in word_maps.items()}, captions[evening])
+links_over_maps(
+    {moment: maps[evening][1, 7] for moment, maps in word_maps.items()}, captions[evening]
+)
 
 # %% [markdown]
 # TODO one caption, one head. Now all heads and captions:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import bars, heatmap, lines, long, named, panels, rounded, titled
+from scripts.book.charts import heatmap, lines, long, named, panels, rounded, titled
 from scripts.book.figures.diagram import drawn
 from scripts.book.look import GREY, INK, LOG, PALETTE, colored, row_axis
 
@@ -208,24 +208,18 @@ def patch_chart(
 
 
 def lens_chart(
-    tops: Sequence[Sequence[str]],
-    final: Sequence[Sequence[float]],
-    read: Sequence[str],
-    agree: tuple[str, int, float],
+    tops: Sequence[Sequence[str]], final: Sequence[Sequence[float]], read: Sequence[str]
 ) -> alt.TopLevelMixin:
-    """The likeliest token at each depth; coloured by the probability of the final one.
-
-    `agree` says how often layer 1 is already right: here; over how many captions; and there.
-    """
+    """The likeliest token at each depth; coloured by the probability of the final one."""
     depths = ["embedding", *(f"layer {n}" for n in range(1, len(tops)))]
     look = {"value_title": "p(final token)", "column_title": "the token read there"}
     look |= {"texts": tops[::-1], "domain": (0, 1), "cell": (62, 26)}
+    right = [sum(map(str.__eq__, stage, tops[-1])) for stage in tops[:-1]]
     return titled(
         heatmap(final[::-1], depths[::-1], read, **look),  # the last layer on top
-        "What the decoder would say after each layer",
+        f"Of {len(read)} final words layer 1 has {right[1]}, layer 2 already {right[2]}",
         "Each cell: the likeliest next token at that depth. Dark: the final token is already "
-        f"probable. After layer 1 it is the final one at {agree[0]} places; over {agree[1]} "
-        f"captions at {agree[2]:.0%}. Bottom: the embedding, which only repeats what was read.",
+        "probable. Bottom: the embedding.",
         wrap=110,
     )
 
