@@ -164,10 +164,14 @@ print("with cross-attention silent:", trained.tokenizer.decode(blind[0].tolist()
 
 # %%
 @torch.no_grad()
-def reference_losses(model: EncoderDecoder, batch: Batch) -> Tensor:
-    """−log p of each reference, in nats: (B,). Teacher forcing, no dropout, no smoothing."""
+def reference_losses(model: EncoderDecoder, batch: Batch, memory: Tensor | None = None) -> Tensor:
+    """−log p of each reference, in nats: (B,). Teacher forcing, no dropout, no smoothing.
+
+    A `memory` (B, S, D) that is given spares the encoder.
+    """
     with dropout_off(model):
-        memory = model.encode(batch.src, batch.src_mask)
+        if memory is None:
+            memory = model.encode(batch.src, batch.src_mask)
         x = model.decode(memory, batch.src_mask, batch.tgt, batch.tgt_mask)  # (B, T, D)
     real = batch.tgt_y != PAD  # (B, T)
     losses = x.new_zeros(real.shape)
@@ -176,11 +180,8 @@ def reference_losses(model: EncoderDecoder, batch: Batch) -> Tensor:
 
 
 # %%
-Head = tuple[str, int, int]  # its kind, its layer and its number, from 0
-
-
-def every_head(model: EncoderDecoder) -> list[Head]:
-    """All heads by kind, layer and number."""
+def every_head(model: EncoderDecoder) -> list[tuple[str, int, int]]:
+    """All heads: kind, layer and number, from 0."""
     return [
         (kind, number, head)
         for kind, layers in attention_layers(model).items()
@@ -192,13 +193,14 @@ def every_head(model: EncoderDecoder) -> list[Head]:
 def changed_losses(
     model: EncoderDecoder,
     batch: Batch,
-    heads: Iterable[Head],
+    heads: Iterable[tuple[str, int, int]],
     change: Callable[[Tensor], Tensor] = torch.zeros_like,
+    memory: Tensor | None = None,
 ) -> Tensor:
     """`reference_losses` (B,) while some heads are silent, or changed otherwise."""
     layers = attention_layers(model)
     with heads_changed([(layers[kind][n], h) for kind, n, h in heads], change):
-        return reference_losses(model, batch)
+        return reference_losses(model, batch, memory)
 
 
 # %% [markdown]

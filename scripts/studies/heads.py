@@ -18,12 +18,14 @@ from tqdm import tqdm
 
 from scripts import ch15_looking_inside as ch15
 from scripts.ch07_multi30k import encode_pairs, make_batch
-from scripts.ch08_decoding import until_end
-from scripts.ch16_intervening import Head, changed_losses, every_head, noise_beside
+from scripts.ch08_decoding import dropout_off, until_end
+from scripts.ch16_intervening import changed_losses, every_head, noise_beside
 from scripts.core.models import Trained
 from scripts.fast.searching import cached_greedy
 from scripts.fast.translating import search_rows
 from scripts.studies.subject import Corpus, Pairs, StudyOptions, encoded, subject_command
+
+Head = tuple[str, int, int]  # its kind, its layer and its number, from 0
 
 BATCH = 100  # sentences of similar length
 WAYS = ("silent", "mean", "noise")  # how a head is changed
@@ -44,14 +46,18 @@ class Judge:
         self.batches = [make_batch(examples[i : i + BATCH]).to(trained.device) for i in starts]
         self.layers = ch15.attention_layers(self.model)
         self.tokens = sum(batch.ntokens for batch in self.batches)
+        with dropout_off(self.model), torch.no_grad():
+            self.memories = [self.model.encode(b.src, b.src_mask) for b in self.batches]
         self.whole = self.losses([])
 
     def losses(
         self, heads: Sequence[Head], change: Callable[[Tensor], Tensor] = torch.zeros_like
     ) -> Tensor:
         """Each pair's loss in nats (n,), while some heads are silent or changed otherwise."""
-        losses = [changed_losses(self.model, batch, heads, change) for batch in self.batches]
-        return torch.cat(losses)
+        moved = any(kind == "encoder" for kind, _, _ in heads)  # else the memories stay
+        memories = [None] * len(self.batches) if moved else self.memories
+        pairs = zip(self.batches, memories, strict=True)
+        return torch.cat([changed_losses(self.model, b, heads, change, m) for b, m in pairs])
 
     def cost(
         self, heads: Sequence[Head], change: Callable[[Tensor], Tensor] = torch.zeros_like
