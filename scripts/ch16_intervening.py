@@ -306,18 +306,15 @@ together.round(2)
 # %% [markdown]
 # TODO
 #
-# **Test 2.** Take away a head's stand-ins, too. We silence *all* heads of a kind but one. What that one is worth now, nobody else can give. If stand-ins hide what good aligners do, the map should now predict worth across, as it does in the encoder. If ρ stays where it is, our explanation is wrong.
+# **Test 2.** Take stand-ins away, too. We silence twelve heads of a kind at once, four in each layer, drawn by chance, sixty times. If good aligners stand in for one another, losing many of them at once must cost much, although losing one costs nothing: the *worse* the silent heads align, the *less* should be lost. If our explanation is wrong, costs add up, and the order of costs is that of the sums of worths.
+
 
 # %%
-alone = {}
-for kind in ("encoder", "cross"):
-    peers = [head for head in every_head(model) if head[0] == kind]
-    none = changed_losses(model, batch, peers).sum()
-    for head in peers:
-        others = [other for other in peers if other != head]
-        gained = (none - changed_losses(model, batch, others).sum()) / batch.ntokens
-        alone[f"{kind} {head[1] + 1}.{head[2] + 1}"] = gained.item()
-lines["alone, live"] = pd.Series(alone)
+def half_of_the_heads(kind: str, rng: np.random.Generator) -> list[tuple[str, int, int]]:
+    """Four heads, drawn by chance, of each of the three layers: kind, layer and number, from 0."""
+    return [(kind, layer, head) for layer in range(3) for head in rng.permutation(8)[:4].tolist()]
+
+
 # %% [markdown]
 # ## Patch
 #
