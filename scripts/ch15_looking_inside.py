@@ -75,7 +75,7 @@ from scripts.fast.searching import cached_greedy
 #
 # > **In short.** A head that looks at the right word seems to do the work. Does it? This chapter looks; the next one cuts.
 #
-# Many papers show a map of attention and say what its head is for. That is a guess: the map says where a head looks, not what the model would lose without it. So we ask: **does a head's map predict its worth?** In this chapter each head of chapter 9's model gets a *dossier*: its map, and a few numbers that describe it. At the end you bet. In [chapter 16](ch16_intervening.ipynb) we take heads away, and see who was right.
+# A map says where a head looks, not what the model would lose without it. So we ask: **does a head's map predict its worth?** Here each head of chapter 9's model gets a *dossier*: its map, and a few numbers. At the end you bet. In [chapter 16](ch16_intervening.ipynb) we take heads away, and see who was right.
 #
 # The model has three encoder layers and three decoder layers. A decoder layer has two attentions, its own and cross-attention, so there are three kinds, each with 24 heads (eight a layer): 72 in all. The model will translate fifty captions of our own. Here are two, with our translations.
 
@@ -226,7 +226,7 @@ start = {"sentence": maps[0]["sentence"], "kind": "cross", "layer": 2, "head": 8
 map_explorer(maps, start)
 
 # %% [markdown]
-# In the lower left. The query about to write "in" gives half of its weight to *Im* (short for *in dem*, "in the"), the one for "a" gives all to *Im*, and the one for "park" all to *Park*. Not every word finds its translation: "on" misses *auf*. (We show this head first because it aligns well.)
+# They lie in the lower left. The query about to write "in" gives half of its weight to *Im* (short for *in dem*, "in the"), the one for "a" gives all to *Im*, and the one for "park" all to *Park*. But "on" misses *auf*. (We show this head because it aligns well.)
 #
 # ### The right names
 #
@@ -279,7 +279,7 @@ print("reference:", captions[2].texts[1])
 # | share at an offset | mean of $w_{t+o}$ | o = 0: the same place; −1: the previous token; 1: the next |
 # | share on the separator | weight on `</s>`; in the decoder's own attention on `<s>` | perhaps the head looks at nothing in particular |
 #
-# In the decoder's own attention offset 0 is the token just read. For `<s>` only the later half of the queries counts, since early ones have little else to look at.
+# In the decoder's own attention offset 0 is the token just read. For `<s>` only the later half of the queries counts.
 
 
 # %%
@@ -359,8 +359,8 @@ print(f"{len(record['heads'])} heads, {record['splits']['val']:,} sentences, {re
 head_shares_chart(record)
 
 # %% [markdown]
-# - **Positional heads**: in the encoder, yes. Four heads, all in the second and third layers, give 31 to 42% of their weight to the previous token, four to six times what even attention gives. None reaches one half. In the decoder no such group stands out. In cross-attention the same place gets four times as much as from even attention: weight lies near the diagonal.
-# - **Sinks**: only a trace. In all three kinds the separators get *less* than from even attention, on average. But two heads of the decoder's first layer, 1.4 and 1.7, give `<s>` twice as much as even attention.
+# - **Positional heads**: in the encoder, yes. Four heads, all in the second and third layers, give 31 to 42% of their weight to the previous token, four to six times what even attention gives. In cross-attention the same place gets four times as much as from even attention.
+# - **Sinks**: only a trace. On average the separators get *less* than from even attention. But two heads of the decoder's first layer, 1.4 and 1.7, give `<s>` twice as much.
 #
 # ## Does a head know which word translates which?
 #
@@ -373,7 +373,7 @@ head_shares_chart(record)
 # A possible link costs nothing if it is left out, and counts as right if it is found.
 
 
-# %%
+# %% tags=["yours"]
 def alignment_error(
     found: Sequence[Set[tuple[int, int]]],
     sure: Sequence[Set[tuple[int, int]]],
@@ -501,7 +501,7 @@ links_over_maps(
 )
 
 # %% [markdown]
-# TODO one caption, one head. Now all heads and captions:
+# The query that is writing a word mostly looks into the frame. A step later, the same head has moved on to the next word: the right map is the left one, moved up by a row. Now all heads and captions:
 
 # %%
 rates = {moment: error_rates(captions, maps) for moment, maps in word_maps.items()}  # (N, H)
@@ -538,7 +538,7 @@ for name, links in methods.items():
     print(f"{name}: {error:.2f}")
 
 # %% [markdown]
-# Nobody taught the heads to align. Yet the best makes six tenths of the errors of the guess by place. But 13 of the 24 heads do no better than that guess. (Only fifty captions are judged, and one person drew all the links.)
+# Nobody taught the heads to align. Yet the best makes six tenths of the errors of the guess by place; 13 of the 24 do no better than that guess. (One person drew all the links.)
 #
 # ## 72 dossiers
 #
@@ -567,7 +567,7 @@ lines.loc[some, numbers].round(2)
 #
 # - A map belongs to the text that went through the model. Rows are queries, columns keys.
 # - Wrong names look right. Exchange a token, and see what moves.
-# - Trust numbers over many sentences, beside those of even attention, not a picture. This model has previous-token heads, and hardly any sinks.
+# - Trust numbers over many sentences, beside even attention. This model has previous-token heads, and hardly any sinks.
 # - Some heads of cross-attention align words, in the query that is about to write.
 #
 # ## What the paper did that we don't

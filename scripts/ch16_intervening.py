@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 40 with the code; a minute to run on a CPU |
 # | Before, after | [Chapter 15 · Looking inside](ch15_looking_inside.ipynb) · [Chapter 17 · A small GPT](ch17_small_gpt.ipynb) |
 #
-# *If you read only three cells:* the picture of *One road*, the chart of *Does the map tell?*, the chart of *One head alone*.
+# *If you read only three cells:* the picture of *One road*, the chart of *Does the map tell?*, the last chart of *Who stands in for whom*.
 #
 # Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary, **N** layers; $d_k = D/H$.
 
@@ -37,6 +37,7 @@ if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for pla
 home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
 
 # %%
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -67,7 +68,6 @@ from scripts.ch06_training import PAD, Batch, greedy_decode
 from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch08_decoding import dropout_off
 from scripts.ch15_looking_inside import (
-    Look,
     attention_layers,
     cross_word_weights,
     dossiers,
@@ -102,7 +102,7 @@ residual_stream()
 #
 # > **In short.** To learn what a head is for, take it away and see what breaks.
 #
-# The heads of a layer say vectors of $d_k$ numbers, which stand side by side before $W^O$ (chapter 2). PyTorch lets us hook a function in front of that product. It may change what one head says. To *silence* a head is to put zeros there.
+# What the heads of a layer say, $d_k$ numbers each, stands side by side before $W^O$ (chapter 2). PyTorch lets us hook a function in there, which changes what one head says. *Silence* is zeros.
 
 
 # %% tags=["yours"]
@@ -153,13 +153,13 @@ with heads_changed(cross_heads, torch.zeros_like):
 print("with cross-attention silent:", trained.tokenizer.decode(blind[0].tolist()))
 
 # %% [markdown]
-# Cut off from the source, the decoder still writes an English caption: it is a language model, too.
+# Cut off from the source, the decoder still writes a caption: it is a language model, too.
 #
 # ## What is a head worth?
 #
 # > **In short.** A head's worth is what its silence costs. The cost is small, so we need many sentences.
 #
-# BLEU notices a head only if a *word* changes. The probability of the reference moves with every change, and needs no search. So a head's *worth* is how much $-\log p$ of the reference goes up without it, under teacher forcing, in nats a token.
+# BLEU notices a head only if a *word* changes; the probability of the reference moves with every change. So a head's *worth* is how much $-\log p$ of the reference goes up without it, under teacher forcing, in nats a token.
 
 
 # %%
@@ -204,63 +204,44 @@ def changed_losses(
 
 
 # %% [markdown]
-# All 72, one after the other, on our fifty captions. **Predict.** The whole model's loss is 0.78 nats a token here. How much is one head of 72 worth? For how many will fifty captions do?
+# All 72, one after the other, on our fifty captions. **Predict.** The whole model's loss is 0.78 nats a token here. How much is one head of 72 worth? For how many heads will fifty captions do?
 
 # %%
 batch = make_batch(encode_pairs([pair.texts for pair in captions], trained.tokenizer))
 whole = reference_losses(model, batch)  # (50,)
+with torch.no_grad(), dropout_off(model):
+    memory = model.encode(batch.src, batch.src_mask)  # for heads that don't touch it
+memories = {"encoder": None, "decoder": memory, "cross": memory}
 worths, errors = [], []
 for head in every_head(model):
-    change = changed_losses(model, batch, [head]) - whole  # (50,)
+    change = changed_losses(model, batch, [head], memory=memories[head[0]]) - whole  # (50,)
     worths.append(change.sum().item() / batch.ntokens)
     errors.append(change.std().item() * math.sqrt(len(change)) / batch.ntokens)
 clear = sum(abs(worth) > 2 * error for worth, error in zip(worths, errors, strict=True))
-print(f"loss {whole.sum() / batch.ntokens:.2f}; a worth is {np.mean(worths):.3f} on average,")
-print(f"its standard error {np.mean(errors):.3f}; {clear} of 72 are beyond two standard errors")
+print(
+    f"a worth is {np.mean(worths):.3f} nats a token on average, with a standard error of", end=" "
+)
+print(f"{np.mean(errors):.3f}; {clear} of 72 are beyond two standard errors")
 
 # %% [markdown]
-# TODO-answer. The record repeats this on 1,014 validation pairs (`python -m scripts.studies.heads --save`).
-#
-# ### Beside noise of the same size
-#
-# > **In short.** Any disturbance may cost something. So disturb as much, and leave the head's words in place.
-#
-# The control adds noise to what the head says. The noise goes through the head's own $W^O$, and at each position it is as long there as what silence takes away.
-
-
-# %%
-def noise_beside(said: Tensor, layer: MultiHeadedAttention, head: int) -> Tensor:
-    """What a head says, (B, T, d_k), plus noise that is as long in the residual stream."""
-    columns = layer.project_output.weight.unflatten(1, (layer.h, -1))[:, head]  # (D, d_k)
-    noise = torch.randn_like(said)
-    lengths = [(parts @ columns.T).norm(dim=-1, keepdim=True) for parts in (said, noise)]
-    return said + noise * lengths[0] / lengths[1]
-
-
-# %% [markdown]
-# **Predict.** Is silence worse than noise?
+# A head is worth 0.002 nats, and fifty captions measure that to ±0.004. With twenty times as many pairs the error is 4.5 times smaller. So we take worths from the record of 1,014 validation pairs (`python -m scripts.studies.heads --save`).
 
 # %%
 record = load_record("heads-multi30k")
 looks = [look_at(trained, *pair.texts) for pair in captions]  # teacher forcing
 aligned = [cross_word_weights(*both, "writing") for both in zip(looks, captions, strict=True)]
 lines = dossiers(record, error_rates(captions, aligned))
-passed = {way: sum(pass_together(lines[f"{way} p"].tolist())) for way in ("silent", "noise")}
-print("heads that pass, of 72:", passed)
-print(lines.groupby("kind", sort=False)[["silent", "noise"]].mean().round(4))
-larger = (lines["silent"] > lines["noise"]).groupby(lines["kind"], sort=False).sum()
-worth_chart(lines, f"Silence costs more than noise of the same size in {larger.sum()} of 72 heads")
+passed = pass_together(lines["silent p"].tolist())
+worth_chart(record["heads"], passed, record["splits"]["val"])
 
 # %% [markdown]
-# Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's method (`pass_together`, chapter 10) guards against that.
-#
-# TODO
+# Stars: seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's method (`pass_together`, chapter 10) guards against that.
 #
 # ## Does the map tell?
 #
-# > **In short.** In the encoder it does. Across it doesn't.
+# > **In short.** In the encoder it does. In cross-attention it doesn't.
 #
-# Now the question of chapter 15. We rank a kind's 24 heads by a number of their map, and by their worth. *Spearman's ρ* is 1 if both orders agree, −1 if one is the other reversed, and near 0 if they have nothing to do with each other.
+# Now chapter 15's question. We rank the 24 heads of a kind by a number of their map, and by their worth. *Spearman's ρ* compares two orders: 1 if they agree, −1 if one is the other reversed, near 0 if they have nothing to do with each other.
 
 
 # %%
@@ -276,37 +257,67 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> list[float]:
 # **Predict.** Sharp heads, previous-token heads, good aligners: which of them are worth much?
 
 # %%
-questions = [("encoder", "previous"), ("decoder", "previous"), ("cross", "AER")]
-questions += [(kind, "entropy") for kind in ("encoder", "decoder", "cross")]
-told = {}
-for kind, number in questions:
-    own = lines[lines["kind"] == kind]
-    told[kind, number] = rank_correlation(own[number], own["silent"])
-pd.DataFrame(told, index=["ρ", "from", "to"]).T.round(2)
+of_kind = dict(iter(lines.groupby("kind", sort=False)))
+telling = {"encoder": "previous", "decoder": "previous", "cross": "AER"}
+rho = {
+    f"{kind}, {number}": rank_correlation(of_kind[kind][number], of_kind[kind]["silent"])
+    for kind in of_kind
+    for number in (telling[kind], "entropy")
+}
+table = pd.DataFrame(rho, index=["ρ with worth", "from", "to"]).T.round(2)
+plain = {"silent": "worth", "previous": "weight on the previous token"}
+dots = {kind: h[[telling[kind], "silent"]].rename(columns=plain) for kind, h in of_kind.items()}
+title = "A map predicts worth in the encoder, and nowhere else"
+assert table["from"]["encoder, previous"] > 0 > table["from"]["cross, AER"]
+map_and_worth_chart(dots, title, "A dot is a head. Across: a number of its map. Up: its worth.")
 
 # %%
-some = ["encoder 2.1", "encoder 3.2", "decoder 3.6", "cross 1.5", "cross 2.8", "cross 1.7"]
-lines.loc[some, ["previous", "entropy", "AER", "silent", "noise"]].round(4)
+bet = ["encoder 2.1", "encoder 3.2", "decoder 3.6", "cross 1.5", "cross 2.8", "cross 1.7"]
+print(lines.loc[bet, "silent"].sort_values(ascending=False).round(4).to_dict())
+table
 
 # %% [markdown]
-# TODO
+# In the encoder the map tells: heads that look at the previous token, and sharp ones, are worth more (ρ = 0.71 and −0.75; both intervals are far from 0). In the decoder and across, every interval holds 0. Who bet on the best aligners, 1.5 and 2.8, has lost: they are worth nothing, and the worst one, 1.7, is the costliest of its kind.
 #
 # ## Who stands in for whom
 #
-# > **In short.** A head's worth is what is lost *although all others are still there*. If another head says the same, nothing is lost.
+# > **In short.** A worth is what is lost *although all other heads are still there*. If another head says the same, nothing is lost.
 #
-# So worth may be silent about a head that has stand-ins. **Test 1.** Silence all heads of a kind together. If nobody stands in for anybody, that costs about the sum of the worths.
+# So a worth may hide a head's work. **Test 1.** Silence all 24 heads of a kind. If no head stands in for another, that costs about the sum of the 24 worths.
+#
+# **The control.** Any disturbance may cost something. So we also disturb as much, and leave what the heads say in place: each head's words plus noise. It goes through the head's own $W^O$, and at each position it is as long there as what silence takes away.
+
 
 # %%
-together = pd.DataFrame(record["kinds"]).set_index("kind")[["silent"]]
-together["sum of worths"] = lines.groupby("kind", sort=False)["silent"].sum()
-together["times"] = together["silent"] / together["sum of worths"]
+def noise_beside(head_output: Tensor, layer: MultiHeadedAttention, head: int) -> Tensor:
+    """What a head says, (B, T, d_k), plus noise that is as long in the residual stream."""
+    columns = layer.project_output.weight.unflatten(1, (layer.h, -1))[:, head]  # (D, d_k)
+    noise = torch.randn_like(head_output)
+    lengths = [(x @ columns.T).norm(dim=-1, keepdim=True) for x in (head_output, noise)]
+    return head_output + noise * lengths[0] / lengths[1]
+
+
+# %%
+torch.manual_seed(0)
+together = lines.groupby("kind", sort=False)[["silent"]].sum()
+together.columns = ["24 worths"]
+together["3 layers"] = pd.DataFrame(record["layers"]).groupby("kind")["silent"].sum()
+for kind, layers in attention_layers(model).items():
+    peers = [head for head in every_head(model) if head[0] == kind]
+    silent = changed_losses(model, batch, peers, memory=memories[kind])
+    with ExitStack() as noisy:
+        for layer, head in itertools.product(layers, range(8)):
+            noise = partial(noise_beside, layer=layer, head=head)
+            noisy.enter_context(heads_changed([(layer, head)], noise))
+        disturbed = reference_losses(model, batch, memories[kind])
+    for name, losses in (("all silent", silent), ("all with noise", disturbed)):
+        together.loc[kind, name] = (losses - whole).sum().item() / batch.ntokens
 together.round(2)
 
 # %% [markdown]
-# TODO
+# (The record's: the worths, and the cost of a layer's eight heads together, added up over layers. The others are live.) It isn't the disturbance: noise costs far less than silence. And the encoder's heads nearly add up: a layer costs 1.8 times its eight worths. Across it is 5.9 times, and all together cost 3.19 nats. While the others are there, hardly any head of cross-attention is missed.
 #
-# **Test 2.** Take stand-ins away, too. We silence twelve heads of a kind at once, four in each layer, drawn by chance, sixty times. If good aligners stand in for one another, losing many of them at once must cost much, although losing one costs nothing: the *worse* the silent heads align, the *less* should be lost. If our explanation is wrong, costs add up, and the order of costs is that of the sums of worths.
+# **Test 2.** Take stand-ins away, too. Sixty times we silence twelve heads of a kind, four of each layer, drawn by chance. If good aligners stand in for one another, it must cost much to lose many of them: the *worse* the silent heads align, the *less* is lost. If our explanation is wrong, the costs follow the sums of the worths.
 
 
 # %%
@@ -315,7 +326,60 @@ def half_of_the_heads(kind: str, rng: np.random.Generator) -> list[tuple[str, in
     return [(kind, layer, head) for layer in range(3) for head in rng.permutation(8)[:4].tolist()]
 
 
+# %%
+draws = []
+for kind in ("encoder", "cross"):
+    rng, number = np.random.default_rng(0), telling[kind]
+    for _ in range(60):
+        half = half_of_the_heads(kind, rng)
+        own = lines.loc[[f"{kind} {n + 1}.{h + 1}" for _, n, h in half]]
+        lost = (changed_losses(model, batch, half, memory=memories[kind]) - whole).sum().item()
+        row = {"kind": kind, "has 1.7": ("cross", 0, 6) in half, number: own[number].mean()}
+        draws.append(row | {"sum of worths": own["silent"].sum(), "lost": lost / batch.ntokens})
+
+# %%
+panels, turned = {}, []
+for kind, groups in pd.DataFrame(draws).groupby("kind", sort=False):
+    for name in ("sum of worths", "lost"):
+        pairs = groups[[telling[kind], name]]
+        turned.append(spearmanr(pairs).statistic)
+        panels[f"{kind}: ρ = {turned[-1]:.2f}".replace("-", "−")] = pairs
+assert min(turned[:3]) > 0.5 and turned[3] < 0  # eight draws: −0.21 to −0.48
+title = "Across, the better a group of heads aligns, the more is lost without it"
+caption = "A dot: twelve heads silent together; across: their mean. Left: the sum of their worths. "
+map_and_worth_chart(panels, title, caption + "Right: what is really lost.", columns=2)
+
+# %%
+for has, part in groups.groupby(
+    "has 1.7"
+):  # the worst aligner is the costliest head: does it matter?
+    print(f"head 1.7 silent: {has}, ρ = {spearmanr(part[['AER', 'lost']]).statistic:.1f}")
+
 # %% [markdown]
+# Single worths say that good aligners are worth *less* (left, ρ = +0.8: the higher the error, the larger the sum). What is really lost says the opposite. In the encoder nothing turns. Nor is it one head's doing: among groups with 1.7, and among those without, ρ is further from 0. So the map wasn't wrong: each good aligner has stand-ins, and one head's worth can't show what they do together.
+#
+# ### Zero, or the mean?
+#
+# Is 0 fair? The layers above may never have met it. **Mean-ablation** lets a head always say its average instead, which carries no news of any sentence, either.
+#
+# But this model did meet silence: in training, dropout took away a fifth of the attention weights. Where a row has all its weight on one key, and that is dropped, the head says nothing. We drop again, and count the rows that keep less than 5%. **Predict.** Where is the mean milder than 0?
+
+# %%
+rng, table = np.random.default_rng(0), []
+for kind, own in of_kind.items():
+    shares = []
+    for weights in (look.maps[kind].numpy() for look in looks):  # (N, H, T, S)
+        kept = rng.random((20, *weights.shape)) >= 0.2
+        shares.append(((weights * kept).sum(-1) < 0.05).mean((0, 3)))  # (N, H)
+    faint = np.mean(shares, axis=0).flatten()
+    agree = spearmanr(faint, own["mean"] - own["silent"]).statistic
+    table.append([kind, faint.mean(), own["silent"].sum(), own["mean"].sum(), agree])
+columns = ["kind", "nearly silent", "cost of 0", "of the mean", "ρ"]
+pd.DataFrame(table, columns=columns).set_index("kind").round(2)
+
+# %% [markdown]
+# It is milder nowhere; across it costs a third more than 0. So 0 isn't harsh here, and we keep it. But dropout isn't the whole reason: within a kind, the heads that fell silent more often don't bear 0 better (ρ of that share and of what the mean costs beyond 0).
+#
 # ## Patch
 #
 # > **In short.** Silence says *that* a part matters. To see *what* it carries, give it another sentence's state.
@@ -402,9 +466,7 @@ print(f"both words at once: {both:+.1f}")
 patch_chart(table, words, clean)
 
 # %% [markdown]
-# Two columns stand out. At the first three depths, exchanging "ihrem" alone leaves a toss-up (−0.1). After the last layer it gives −1.3, and "Frau" counts less: the last layer seems to have brought some information from *Frau* to *ihrem*. Exchanging "Frau" alone never gives *his*; both words together (at the embeddings) do nearly all that the other sentence does.
-#
-# This is one sentence pair, chosen because it works. It doesn't show that the model always reads "ihrem" like this. (Meng et al. 2022, looking for facts, put clean states back into noisy runs.)
+# Two columns stand out. At the first three depths, exchanging "ihrem" alone leaves a toss-up (−0.1); after the last layer it gives −1.3, and "Frau" counts less. Exchanging "Frau" alone never gives *his*. Both words together (at the embeddings) do nearly all that the other sentence does. (One sentence pair, chosen because it works. Meng et al. 2022 looked for facts in this way.)
 #
 # ## Read
 #
@@ -448,92 +510,53 @@ final = log_p.exp()[:, range(dog.wanted.size(1)), dog.wanted[0]]  # (N + 1, T)
 lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read])
 
 # %% [markdown]
-# The bare embedding repeats the word just read. Look at the column "the": after two layers the model would write *water*, after three it writes *wet*. The German is "über die nasse Wiese", and there is no water in it. Two questions. Who brings *wet*? And is *water* a misreading of "nasse", or a habit: dogs in captions often run through water?
-#
-# So we read after each sublayer of the last two layers. As a control we exchange the adjective: "hohe" (tall). If *water* comes from "nasse", it must go.
+# The bare embedding repeats the word just read. Look at the column "the": after two layers the model would write *water*, after three it writes *wet*. The German is "über die nasse Wiese": no water there. Is *water* a habit, since dogs in captions often run through water? Or does it come from "nasse"? So we exchange the adjective by "hohe" (tall), and read within layers, too. A habit would stay.
+
 
 # %%
+def likeliest(log_p: Tensor, count: int) -> str:
+    """The likeliest tokens of log p (V,), each with its probability."""
+    top = log_p.exp().topk(count)
+    pieces = map(piece_label, pieces_of(trained, top.indices.tolist()))
+    return ", ".join(f"{w} {p:.2f}" for w, p in zip(pieces, top.values.tolist(), strict=True))
+
+
 at = [piece_label(piece) for piece in dog.read].index("the")
 for adjective in ("nasse", "hohe"):
     other = look_at(trained, f"Ein kleiner Hund läuft über die {adjective} Wiese.")
     stages = logit_lens(model, other.src, dog.tgt)[:, at]  # (3N + 1, V)
-    print(adjective)
-    for n, stage in enumerate(stages[3:]):
-        top = stage.topk(3)
-        words = ", ".join(
-            f"{piece_label(w)} {p:.2f}"
-            for w, p in zip(pieces_of(trained, top.indices.tolist()), top.values.exp().tolist())
+    for stage, name in (
+        (5, "layer 2, cross"),
+        (6, "layer 2, end"),
+        (8, "layer 3, cross"),
+        (9, "end"),
+    ):
+        print(f"{adjective}, {name}: {likeliest(stages[stage], 3)}")
+# %% [markdown]
+# It is no habit: with "hohe" *water* is gone. Layer 2's cross-attention fetches what the adjective means. For "hohe" it has the word at once, for "nasse" only something wet. In layer 3 *wet* overtakes *water* right after cross-attention. Is this sublayer the cause? Reading can't tell. Cutting can:
+
+# %%
+for layer in (2, 3):
+    cut = [(attention_layers(model)["cross"][layer - 1], head) for head in range(8)]
+    with heads_changed(cut, torch.zeros_like):
+        print(
+            f"without layer {layer}'s: {likeliest(logit_lens(model, dog.src, dog.tgt)[-1, at], 3)}"
         )
-        print(f"  layer {(n + 2) // 3}.{(n + 2) % 3}: {words}")
 
 # %% [markdown]
-# TODO
-#
-# The lens is a crude instrument, made for the last layer: "not readable yet" is not "not there yet".
-#
-# ## Where a head looks, and what matters
-#
-# > **In short.** A weight says where a head looked, not what it saw there, nor whether it mattered.
-#
-# **Erasure**: *hide* a source token from the encoder and from cross-attention, and see how much less likely the words of our translation become. If weights told what matters, hiding the tokens with much weight should hurt most.
-
-
-# %%
-@torch.no_grad()
-def erasure_effects(model: EncoderDecoder, look: Look) -> Tensor:
-    """How much log p of each written token falls when one source token is hidden from all: (T, S)."""
-    S, T = look.src.size(1), look.tgt.size(1)
-    mask = ~torch.eye(S, dtype=torch.bool).unsqueeze(1)  # (S, 1, S): run s hides token s
-    mask = torch.cat((torch.ones_like(mask[:1]), mask))  # (S + 1, 1, S): the first hides nothing
-    with dropout_off(model):
-        src, tgt = (ids.expand(S + 1, -1) for ids in (look.src, look.tgt))
-        x = model(src, tgt, mask, subsequent_mask(T))  # (S + 1, T, D)
-        log_p = model.generator(x).log_softmax(-1)  # (S + 1, T, V)
-    said = log_p.gather(-1, look.wanted.expand(S + 1, -1).unsqueeze(-1)).squeeze(-1)  # (S + 1, T)
-    return (said[:1] - said[1:]).T
-
-
-# %%
-rows = []
-for number, look in enumerate(looks):
-    weights, effect = look.maps["cross"].mean((0, 1)), erasure_effects(model, look)  # (T, S)
-    dearest = effect.argmax(-1)  # (T,)
-    place = torch.linspace(0, weights.size(1) - 1, len(weights)).round()  # the same relative place
-    by_word = zip(weights.tolist(), effect.tolist(), strict=True)
-    found = {
-        "most weight": weights.argmax(-1) == dearest,
-        "same place": place == dearest,
-        "needs the source": effect.amax(-1) >= math.log(2),  # p falls to half, or further
-        "rank correlation": [spearmanr(*both).statistic for both in by_word],
-    }
-    rows.append(pd.DataFrame(found).assign(caption=number))
-erased = pd.concat(rows)
-told = ["most weight", "same place", "rank correlation"]
-print(f"{len(erased)} tokens; {erased['needs the source'].mean():.0%} need the source")
-print(erased[told].mean().round(2).to_dict())
-erased["lead"] = erased["most weight"].astype(int) - erased["same place"].astype(int)
-sums = erased.groupby("caption")["lead"].agg(["sum", "size"]).to_numpy()
-draws = sums[np.random.default_rng(0).integers(50, size=(10_000, 50))].sum(1)  # captions again
-low, high = np.quantile(draws[:, 0] / draws[:, 1], (0.025, 0.975))
-print(f"most weight, less same place: {low:+.2f} to {high:+.2f}")
-erased.groupby("needs the source")[told].mean().round(2)
-
-# %% [markdown]
-# Weight here is the mean over all 24 heads. A written token *needs the source* if hiding one source token at least halves its probability. For 66% of written tokens, the source token with the most weight is the one whose absence hurts most; for 52%, the one at the same relative place is. Over captions drawn again the lead is 8 to 19 points. If a token needs the source, the weights point well, 77% against 50%. If it doesn't, place leads, but only thanks to full stops and ends. Weights and effects order the source tokens differently (a low rank correlation) in both groups.
-#
-# Jain and Wallace (2019) found such low correlations in classifiers. Wiegreffe and Pinter (2019) answered that this doesn't make weights worthless, and asked for the right baselines. (Hiding isn't the truth either: the model has never seen a sentence with a hole.)
+# It isn't needed: without it the model still says *wet*. Without layer 2's it loses the word. Where a word is first *readable* isn't where it was *made*.
 #
 # ## Summary
 #
-# - Change something that every path reads, put it back, and check that something changed.
-# - A head's worth is what is lost without it, given all the others.
-# - Worths don't add up: heads have stand-ins. So silencing by worth helps for a few heads, not for many.
+# - Everything is added to one stream. Cut what is added, patch what is there, read it early.
+# - A head's worth is what is lost without it, given all the others; beside noise of the same size.
+# - In the encoder a head's map predicts its worth. In cross-attention good aligners stand in for one another: each alone is worth nothing, many together are worth most.
 # - Patching shows what a state carries: in our pair, *her* rests on two German words at once.
-# - A weight is neither a contribution nor an effect.
+# - What can be read at a place wasn't necessarily made there.
 #
 # ## What the paper did that we don't
 #
-# Its Figures 3 to 5 show heads that seem to find a verb's distant partner, or what "its" refers to. It intervenes nowhere.
+# Its Figures 3 to 5 show heads that seem to find a verb's distant partner, or what "its" refers to. It intervenes nowhere, so it can't tell whether these heads have stand-ins.
 #
 # ## Exercises
 #
@@ -560,11 +583,11 @@ check(values_silenced)
 #
 # *think · difficulty ●●○ · worth ●●● · 10 minutes*
 #
-# Two heads of a layer do the same thing. Silencing either costs nothing, silencing both costs 3 BLEU. What is each worth, and what does a ranking by worth do with them? A colleague silences heads, picks the 20 that cost least on the test set, and reports the pruned model's BLEU on that same set. What is wrong? And which of zero and mean should one use for a head that always says the same thing?
+# Two heads of a layer do the same thing. Silencing either costs nothing, silencing both costs 3 BLEU. What is each worth, and what does a ranking by worth do with them? A colleague silences the 20 heads that cost least on the test set, and reports the model's BLEU on that same set. What is wrong?
 #
 # <details><summary>An answer</summary>
 #
-# Each is worth nothing *given the other*. A ranking throws both out first, and loses 3 BLEU at the second. The 20 were chosen for their luck on those sentences, so the figure is too good; choose on validation. A head that always says the same thing carries no information, and its mean shows that: nothing changes. Zero may break the layers above, which count on the constant.
+# Each is worth nothing *given the other*. A ranking throws both out first, and loses 3 BLEU at the second. The 20 were chosen for their luck on those sentences, so the figure is too good; choose on validation.
 #
 # </details>
 #
@@ -572,6 +595,6 @@ check(values_silenced)
 #
 # *project · difficulty ●●● · worth ●●○ · 240 minutes*
 #
-# Silence half of the heads by worth, keep them silent, and train the rest for one more epoch at a low rate (`Training` of [`core`](../scripts/core/training.py)). How much of the loss comes back? Compare with a random half, and with a model that never had those heads.
+# Silence the half of the heads that is worth least, and train the rest for one more epoch at a low rate (`Training` of [`core`](../scripts/core/training.py)). How much of the loss comes back? Compare with a random half.
 #
 # Next: [Chapter 17 · A small GPT](ch17_small_gpt.ipynb)

@@ -38,9 +38,9 @@ DRAWS = 40  # halves of each kind
 WAYS = ("silent", "mean", "noise")  # how a head is changed
 
 
-def mean_instead(said: Tensor) -> Tensor:
+def mean_instead(head_output: Tensor) -> Tensor:
     """A head's mean over the batch, at each of its places (B, T, d_k)."""
-    return said.mean((0, 1)).expand_as(said)
+    return head_output.mean((0, 1)).expand_as(head_output)
 
 
 class Judge:

@@ -108,11 +108,13 @@ def links_over_maps(maps: Mapping[str, Tensor], pair: Any) -> alt.TopLevelMixin:
         map_chart = heatmap(weights, pair.english, pair.german, **look)
         frames = alt.Chart(pd.DataFrame(links)).mark_rect(filled=False, strokeWidth=2.5)
         frames = frames.encode(
-            alt.X("column:O", axis=None),
-            alt.Y("row:O", axis=None),
+            alt.X("column:O", title=None),
+            alt.Y("row:O", title=None),
             alt.Stroke("link:N").scale(domain=["sure", "possible"], range=[PALETTE[1], GREY]),
         )
-        hits[moment] = sum((i, j) in pair.possible for j, i in enumerate(weights.argmax(-1)))
+        hits[moment] = sum(
+            (i, j) in pair.possible for j, i in enumerate(weights.argmax(-1).tolist())
+        )
         charts[f"the query that is {moment} the word"] = alt.layer(map_chart, frames)
     return titled(
         alt.hconcat(*named(charts)),
@@ -149,49 +151,48 @@ def residual_stream() -> alt.TopLevelMixin:
     )
 
 
-WAYS = {"silent": PALETTE[0], "noise": PALETTE[1]}
-
-
-def worth_chart(dossiers: pd.DataFrame, title: str) -> alt.TopLevelMixin:
-    """What each head's silence costs, and noise of the same size: a panel a kind.
-
-    `dossiers` has the columns kind, layer, head, silent and noise, in nats a token.
-    """
-    frame = dossiers.melt(["kind", "layer", "head"], [*WAYS], "change", "nats")
-    frame["head"] = frame["layer"].astype(str) + "." + frame["head"].astype(str)
-    frame["thousandths"] = 1000 * frame["nats"]
-    y = alt.Y("thousandths:Q", title="nats / 1,000").axis(tickCount=5)
-    points = alt.Chart(rounded(frame.drop(columns=["nats", "layer"]))).mark_point(size=45)
-    points = points.encode(
-        alt.X("head:O", title=None).axis(labelAngle=-60),
-        y,
-        colored("change", WAYS, title=None),
-        alt.Fill("change:N").scale(domain=[*WAYS], range=[PALETTE[0], "transparent"]).legend(None),
-    )
+def worth_chart(rows: Sequence[dict], passed: Sequence[bool], pairs: int) -> alt.TopLevelMixin:
+    """Likelihood lost by silencing each head, one panel a kind; a star marks those that passed."""
+    frame = pd.DataFrame(rows)
+    frame["lost"] = 1000 * frame["silent"]
+    shown = [f"{round(x):+}".replace("-", "−").replace("+0", "0") for x in frame["lost"]]
+    frame["text"] = [x + "*" * ok for x, ok in zip(shown, passed, strict=True)]
+    largest = frame["lost"].abs().max()
+    look = {"value_title": "nats / 1,000", "scheme": "diverging", "cell": (44, 26)}
+    maps = {}
+    for kind, own in frame.groupby("kind", sort=False):
+        lost, texts = (own.pivot(index="layer", columns="head", values=v) for v in ("lost", "text"))
+        maps[kind] = heatmap(
+            lost.to_numpy(),
+            [f"layer {n}" for n in lost.index],
+            list(lost.columns),
+            texts=texts.to_numpy(),
+            domain=(-largest, largest),
+            column_title="head" if kind == "cross" else "",
+            **look,
+        )
     return titled(
-        points.properties(width=520, height=90).facet(row=alt.Row("kind:N", sort=None, title=None)),
-        title,
-        "What is lost when one head is silent (full) or speaks through noise as long as what "
-        "silence takes away (open), in thousandths of a nat a token.",
+        alt.vconcat(*named(maps)),
+        f"{sum(passed)} of {len(rows)} heads are worth something, and none is worth much",
+        "What is lost when one head is silent: change of −log p of the reference, in thousandths "
+        f"of a nat a token; blue: the reference becomes less likely. {pairs:,} validation pairs. "
+        "A star: passes a test of all 72 at once.",
     )
 
 
 def map_and_worth_chart(
-    frame: pd.DataFrame, panels: Mapping[str, tuple[str, str, str]], title: str, caption: str
+    panels: Mapping[str, pd.DataFrame], title: str, caption: str, columns: int = 3
 ) -> alt.TopLevelMixin:
-    """Dots, a head each, one panel for each of `panels`: its kind, what is across, what is up."""
-    layers = dict(zip("123", PALETTE, strict=False))
+    """Dots in panels: each frame's first column is across, its second up."""
     charts = {}
-    for name, (kind, across, up) in panels.items():
-        own = frame[frame["kind"] == kind].reset_index()[["name", "layer", across, up]]
-        dots = alt.Chart(rounded(own.astype({"layer": str}), 5)).mark_circle(size=70, opacity=0.9)
+    for name, frame in panels.items():
+        across, up = frame.columns
+        dots = alt.Chart(rounded(frame, 5)).mark_circle(size=60, opacity=0.8)
         charts[name] = dots.encode(
             alt.X(f"{across}:Q").scale(zero=False).axis(tickCount=5),
-            alt.Y(f"{up}:Q", title="nats a token").scale(zero=False).axis(tickCount=5),
-            colored("layer", layers),
-            tooltip=["name", across, up],
-        ).properties(width=200, height=170)
-    return titled(alt.hconcat(*named(charts)), title, caption)
+            alt.Y(f"{up}:Q", title=f"{up}, nats a token").scale(zero=False).axis(tickCount=5),
+        ).properties(width=190, height=160)
+    return titled(alt.concat(*named(charts), columns=columns), title, caption)
 
 
 def patch_chart(
