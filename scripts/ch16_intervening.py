@@ -239,7 +239,7 @@ worth_chart(record["heads"], passed, record["splits"]["val"])
 #
 # ## Does the map tell?
 #
-# > **In short.** In the encoder it does. In cross-attention it doesn't.
+# > **In short.** In the encoder it does. In cross-attention we see no sign of it.
 #
 # Now chapter 15's question. We rank the 24 heads of a kind by a number of their map, and by their worth. *Spearman's ρ* compares two orders: 1 if they agree, −1 if one is the other reversed, near 0 if they have nothing to do with each other.
 
@@ -277,7 +277,7 @@ print(lines.loc[bet, "silent"].sort_values(ascending=False).round(4).to_dict())
 table
 
 # %% [markdown]
-# In the encoder the map tells: heads that look at the previous token, and sharp ones, are worth more (ρ = 0.71 and −0.75; both intervals are far from 0). In the decoder and across, every interval holds 0. Who bet on the best aligners, 1.5 and 2.8, has lost: they are worth nothing, and the worst one, 1.7, is the costliest of its kind.
+# In the encoder the map tells: heads that look at the previous token, and sharp ones, are worth more (ρ = 0.71 and −0.75; both intervals are far from 0). In the decoder and across, every interval holds 0. Who bet on the best aligners, 1.5 and 2.8, has lost: they are worth nothing. The worst one, 1.7, is the costliest.
 #
 # ## Who stands in for whom
 #
@@ -356,7 +356,7 @@ for has, part in groups.groupby(
     print(f"head 1.7 silent: {has}, ρ = {spearmanr(part[['AER', 'lost']]).statistic:.1f}")
 
 # %% [markdown]
-# Single worths say that good aligners are worth *less* (left, ρ = +0.8: the higher the error, the larger the sum). What is really lost says the opposite. In the encoder nothing turns. Nor is it one head's doing: among groups with 1.7, and among those without, ρ is further from 0. So the map wasn't wrong: each good aligner has stand-ins, and one head's worth can't show what they do together.
+# Single worths say that good aligners are worth *less* (left, ρ = +0.8: the higher the error, the larger the sum). What is lost says the opposite (eight such draws give ρ = −0.21 to −0.48). In the encoder nothing turns. Nor is it one head's doing: ρ is below 0 with 1.7 and without. So the map wasn't wrong: good aligners have stand-ins, and one head's worth can't show what they do together.
 #
 # ### Zero, or the mean?
 #
