@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import bars, heatmap, lines, long, named, panels, rounded, titled
+from scripts.book.charts import heatmap, lines, long, named, panels, rounded, titled
+from scripts.book.figures.diagram import drawn
 from scripts.book.look import GREY, INK, LOG, PALETTE, colored, row_axis
 
 alt, pd = Late("altair"), Late("pandas")
@@ -85,10 +86,42 @@ def head_shares_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
         maps[kind] = heatmap(matrix, names, shares, **look)
     return titled(
         alt.hconcat(*named(maps)),
-        "Where the 72 heads look",
+        "Four encoder heads look at the previous token; few heads at a separator",
         "Mean weight by target, for each layer.head. The top line is what even attention over the "
         "same sentences gives. Darker than that line: preferred. The decoder can't see the next "
         "token; its separator is <s>, looked at by the later half of its queries.",
+    )
+
+
+def links_over_maps(maps: Mapping[str, Tensor], pair: Any) -> alt.TopLevelMixin:
+    """Weights between words (J, I) for each moment, with the links drawn by hand as frames.
+
+    `pair` has the words `german` and `english`, and the links `sure` and `possible`.
+    """
+    links = [
+        {"row": j, "column": i, "link": "sure" if (i, j) in pair.sure else "possible"}
+        for i, j in sorted(pair.possible)
+    ]
+    look = {"domain": (0, 1), "cell": 30, "value_title": "weight", "numbers": False}
+    charts, hits = {}, {}
+    for moment, weights in maps.items():
+        map_chart = heatmap(weights, pair.english, pair.german, **look)
+        frames = alt.Chart(pd.DataFrame(links)).mark_rect(filled=False, strokeWidth=2.5)
+        frames = frames.encode(
+            alt.X("column:O", title=None),
+            alt.Y("row:O", title=None),
+            alt.Stroke("link:N").scale(domain=["sure", "possible"], range=[PALETTE[1], GREY]),
+        )
+        hits[moment] = sum(
+            (i, j) in pair.possible for j, i in enumerate(weights.argmax(-1).tolist())
+        )
+        charts[f"the query that is {moment} the word"] = alt.layer(map_chart, frames)
+    return titled(
+        alt.hconcat(*named(charts)),
+        f"{hits['writing']} of {len(pair.english)} English words find their German word while "
+        f"being written, {hits['reading']} once read",
+        "One head, one caption. Rows: English words; columns: German words. Blue: weight. Frames: "
+        "the links that we drew by hand. A head is right where a row's darkest cell is framed.",
     )
 
 
@@ -102,21 +135,19 @@ def alignment_rates_chart(rates: Mapping[str, Any]) -> alt.TopLevelMixin:
         maps[f"the query that is {moment} the word"] = heatmap(rate, layers, heads, **look)
     return titled(
         alt.hconcat(*named(maps)),
-        "Alignment error rate of each cross-attention head",
-        "Fifty captions; lower is better, so pale is good. Left: the query about to write the "
-        "word. Right: a step later, when it has read it.",
+        "All 24 heads align better while a word is being written",
+        "Alignment error rate over fifty captions; lower is better, so pale is good. Left: the "
+        "query about to write the word. Right: a step later, when it has read it.",
     )
 
 
-def alignment_methods_chart(errors: Mapping[str, float]) -> alt.TopLevelMixin:
-    """AER of each way to align."""
-    frame = pd.DataFrame(errors.items(), columns=["method", "AER"])
-    title = "alignment error rate, lower is better"
+def residual_stream() -> alt.TopLevelMixin:
+    """One position's road through a decoder layer, and where one cuts, patches and reads."""
     return titled(
-        bars(frame, "method", "AER", number_format=".2f", value_title=title),
-        "A translator aligns words unasked; a dictionary does better",
-        "Fifty captions. Each half uses the head that was best on the other. Model 1 counted "
-        "the training pairs and these captions, without their links.",
+        drawn("residual_stream").chart(),
+        "Everything is added to one vector: three places to intervene",
+        "One position, read upwards: the first decoder layer, then the others. Each sublayer "
+        "reads the stream and adds to it.",
     )
 
 
@@ -142,31 +173,26 @@ def worth_chart(rows: Sequence[dict], passed: Sequence[bool], pairs: int) -> alt
         )
     return titled(
         alt.vconcat(*named(maps)),
-        "What is lost when one head is silent",
-        "Change of −log p of the reference, in thousandths of a nat a token; blue: the reference "
-        f"becomes less likely. {pairs:,} validation pairs. A star: passes a test of all 72 at "
-        "once.",
+        f"{sum(passed)} of {len(rows)} heads are worth something, and none is worth much",
+        "What is lost when one head is silent: change of −log p of the reference, in thousandths "
+        f"of a nat a token; blue: the reference becomes less likely. {pairs:,} validation pairs. "
+        "A star: passes a test of all 72 at once.",
     )
 
 
-def pruning_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
-    """What is lost over the number of silent heads, for each order of silencing."""
-    frame, total = pd.DataFrame(record["pruning"]), len(record["heads"])
-    x = alt.X("silent:Q", title=f"heads silenced, of {total}").scale(domain=[0, total], nice=False)
-    x = x.axis(values=sorted(set(frame["silent"])))
-    y = alt.Y("nats:Q", title="lost, nats a token (log scale)").scale(domain=[0.003, 4], **LOG)
-    y = y.axis(values=[0.003, 0.01, 0.03, 0.1, 0.3, 1, 3], format="g")
-    first, *others = dict.fromkeys(frame["order"])
-    color = colored("order", {first: PALETTE[0]} | dict.fromkeys(others, "#BBBBBB"), title=None)
-    curves = alt.Chart(rounded(frame[frame["silent"] > 0]))
-    curves = curves.mark_line(point={"filled": True, "size": 40})
-    return titled(
-        curves.encode(x, y, color, detail="order:N").properties(width=480, height=260),
-        "Silencing more and more heads",
-        "How much less likely the references become, on "
-        f"{record['splits']['test_2016_flickr']:,} pairs of test_2016_flickr. "
-        "The order by worth is from the validation split; nothing is trained again.",
-    )
+def map_and_worth_chart(
+    panels: Mapping[str, pd.DataFrame], title: str, caption: str, columns: int = 3
+) -> alt.TopLevelMixin:
+    """Dots in panels: each frame's first column is across, its second up."""
+    charts = {}
+    for name, frame in panels.items():
+        across, up = frame.columns
+        dots = alt.Chart(rounded(frame, 5)).mark_circle(size=60, opacity=0.8)
+        charts[name] = dots.encode(
+            alt.X(f"{across}:Q").scale(zero=False).axis(tickCount=5),
+            alt.Y(f"{up}:Q", title=f"{up}, nats a token").scale(zero=False).axis(tickCount=5),
+        ).properties(width=190, height=160)
+    return titled(alt.concat(*named(charts), columns=columns), title, caption)
 
 
 def patch_chart(
@@ -183,24 +209,18 @@ def patch_chart(
 
 
 def lens_chart(
-    tops: Sequence[Sequence[str]],
-    final: Sequence[Sequence[float]],
-    read: Sequence[str],
-    agree: tuple[str, int, float],
+    tops: Sequence[Sequence[str]], final: Sequence[Sequence[float]], read: Sequence[str]
 ) -> alt.TopLevelMixin:
-    """The likeliest token at each depth; coloured by the probability of the final one.
-
-    `agree` says how often layer 1 is already right: here; over how many captions; and there.
-    """
+    """The likeliest token at each depth; coloured by the probability of the final one."""
     depths = ["embedding", *(f"layer {n}" for n in range(1, len(tops)))]
     look = {"value_title": "p(final token)", "column_title": "the token read there"}
     look |= {"texts": tops[::-1], "domain": (0, 1), "cell": (62, 26)}
+    right = [sum(map(str.__eq__, stage, tops[-1])) for stage in tops[:-1]]
     return titled(
         heatmap(final[::-1], depths[::-1], read, **look),  # the last layer on top
-        "What the decoder would say after each layer",
+        f"Of {len(read)} final words layer 1 has {right[1]}, layer 2 already {right[2]}",
         "Each cell: the likeliest next token at that depth. Dark: the final token is already "
-        f"probable. After layer 1 it is the final one at {agree[0]} places; over {agree[1]} "
-        f"captions at {agree[2]:.0%}. Bottom: the embedding, which only repeats what was read.",
+        "probable. Bottom: the embedding.",
         wrap=110,
     )
 
