@@ -54,7 +54,7 @@ from scripts.core.models import Trained
 from scripts.core.recipes import reason_for, recipe_for
 from scripts.core.scores import corpus_bleu
 from scripts.core.settings import TrainConfig
-from scripts.corpora.invented import ruvel_pairs
+from scripts.corpora.invented import THINGS, nouns_of, ruvel_pairs, usual_order
 from scripts.corpora.report import report_text
 from scripts.corpora.splits import letters_only, own_pairs
 from scripts.fast.translating import fast_translate
@@ -204,14 +204,19 @@ LEARNER = TrainConfig(
 )  # fmt: skip
 
 
+class ShortRun(Run):
+    """A training of chapter 9 that is too short to be validated after each epoch."""
+
+    def end_epoch(self) -> None:
+        self.epoch, self.done = self.epoch + 1, 0
+
+
 def fitted(config: TrainConfig, data: TrainingData, start: Trained | None = None) -> Trained:
     """Train on `data` as `config` says, from new weights or from those of `start`."""
-    run = Run(config, data)
+    run = ShortRun(config, data)
     if start:
         run.model.load_state_dict(start.model.state_dict())
-    for epoch in range(1, config.epochs + 1):
-        run.epoch, run.done = epoch, 0  # its number, and the steps of it that are taken
-        run.train_epoch()
+    run.fit()
     run.model.eval()
     return run.trained
 
@@ -270,6 +275,27 @@ print("exactly right:", roughly(exact(model, old)))
 # **Predict.** What will the model make of `nok`, which it has never seen? And what will it believe in the second sentence: endings, or word order?
 
 # %%
+ACTORS = ["the first noun", "the true actor", "a stranger"]
+
+
+def who_acts(outputs: Sequence[str], pairs: PAIRS) -> pd.DataFrame:
+    """The share of outputs in which each of `ACTORS` acts, for pairs whose object comes first.
+
+    A row is for objects that are beings, and one for things. A pair counts if its nouns differ.
+    """
+    rows = []
+    for output, (_, reference) in zip(outputs, pairs, strict=True):
+        actor, first = nouns_of(reference)
+        known = {first: ACTORS[0], actor: ACTORS[1]}
+        acting = known.get([*nouns_of(output), ""][0], ACTORS[2])
+        if actor != first:
+            rows.append(("a thing" if first in nouns_of(THINGS) else "a being", acting))
+    counted = pd.DataFrame(rows, columns=["what comes first", "who acts"])
+    table = pd.crosstab(*(counted[name] for name in counted), normalize="index")
+    return table.reindex(columns=ACTORS, fill_value=0.0)
+
+
+# %%
 new = ruvel_pairs(250, construction="negation")
 fifty, negated = new[:50], new[50:]
 object_first = ruvel_pairs(200, construction="object first")
@@ -293,6 +319,7 @@ def says_not(outputs: Sequence[str]) -> float:
     return sum(" not " in output for output in outputs) / len(outputs)
 
 
+usual = [(usual_order(source), target) for source, target in object_first]
 assert says_not(translations(model, negated)) == 0
 unread = pd.Series([run["same_without_nok"] for run in record["runs"]], name="the same without nok")
 unread.describe()[["min", "50%", "max"]].map("{:.0%}".format).to_frame()

@@ -44,5 +44,5 @@ def reason_for(pairs: int) -> str:
 
 def tuning_recipe(pairs: int, mixed: bool = False) -> dict[str, Any]:
     """The settings for fine-tuning on so many pairs, `mixed` with pairs that the model knows."""
-    rate = {"lr": 1e-3} if mixed else {}
+    rate = {"lr": 4e-3} if mixed else {}
     return TUNING | rate | {"epochs": min(20, max(3, 20_000 // max(pairs, 1)))}
