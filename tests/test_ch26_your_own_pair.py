@@ -1,8 +1,9 @@
 """Chapter 26: what Ruvel's pairs hold and lack, the two splits, and what the prose says of runs."""
 
 import re
-from collections import Counter
+import sys
 from functools import reduce
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,11 @@ from scripts.ch26_your_own_pair import (
     fingerprint,
     honest_split,
     random_split,
+    who_acts,
     with_twins,
 )
-from scripts.corpora.invented import ruvel_pairs, with_ending
+from scripts.corpora.invented import nouns_of, ruvel_pairs, usual_order, with_ending
+from scripts.studies.ruvel import COMMANDS
 
 FIFTY = ("fifty negations", "fifty others")
 
@@ -47,6 +50,23 @@ def test_a_source_has_one_translation():
     for construction in ("plain", "negation", "object first"):
         pairs = ruvel_pairs(2000, 3, construction)
         assert len({source for source, _ in pairs}) == len(pairs)
+
+
+def test_who_acts_is_told_by_the_first_noun():
+    assert nouns_of("The old foxes heard a loaf in the house.") == ["fox", "loaf"]
+    assert usual_order("Karuta noma goral orez sil rolal.") == "Goral orez sil karuta noma rolal."
+    assert usual_order("Tivente havora gura limen.") == "Havora gura tivente limen."
+    being = [("", "The horse calls the quiet dog.")] * 3
+    shares = who_acts(["The dogs call the horse.", "The dog sees it.", "No."], being)
+    assert shares.loc["a being"].round(2).tolist() == [0.67, 0, 0.33]
+    pairs = [("", "The cats see the big stone."), ("", "The dog calls the dog.")]
+    shares = who_acts(["The cat sees the stone.", "The dog calls the dog."], pairs)
+    assert shares.loc["a thing"].tolist() == [0, 1, 0] and len(shares) == 1
+
+
+def test_the_page_has_the_commands_that_the_study_ran():
+    page = Path(sys.modules[who_acts.__module__].__file__).read_text("utf-8")
+    assert all(command in page for command in COMMANDS.strip().splitlines())
 
 
 def test_a_split_at_random_has_twins_and_an_honest_one_none():
@@ -94,12 +114,7 @@ def test_the_record_says_what_the_chapter_says():
     assert ends("tuned", "fifty others", "old")[1] < 0.5
 
 
-def test_the_fifty_sentences_are_as_the_chapter_says():
-    fifty = ruvel_pairs(250, construction="negation")[:50]
-    english = [re.search(r"(does|did|do) not (\w+)", target).groups() for _, target in fifty]
-    forms = Counter(form for form, _ in english)
-    assert len({verb for _, verb in english}) == 19 and forms["does"] == 24 and forms["did"] == 17
-    assert min(Counter(verb for _, verb in english).values()) == 1
+def test_the_honest_split_learns_from_fewer_sentences():
     sources = {fingerprint(source) for source, _ in honest_split(collected(), 1 / 9, seed=0)[0]}
     assert len(sources) == 267
 
