@@ -524,13 +524,13 @@ size_choices(frame)
 #
 # ## Exercises
 #
-# `check(f)` is silent when your function is right, and otherwise says what is wrong; `solution("name")` shows ours.
+# `check(f)` is silent when your function is right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · A warning
 #
 # *code · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# Write `unknown_words(text, sources)`, the words of a text (numbers aren't words) that no training source has. Which of the two constructions would it have caught?
+# Write `unknown_words(text, sources)`, the words of a text (numbers aren't words) that no training source has. (`solution("unknown_words")` shows ours.) Which of the two constructions would it have caught?
 
 
 # %%
@@ -552,7 +552,7 @@ check(unknown_words)
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is more than `factor` times the corpus's median ratio, or less than the median divided by `factor`.
+# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is more than `factor` times the corpus's median ratio, or less than the median divided by `factor`. (`solution("odd_lengths")` shows ours.)
 
 
 # %%
