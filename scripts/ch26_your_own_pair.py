@@ -135,7 +135,7 @@ with TemporaryDirectory() as folder:
 print(report_text(own.report))
 
 # %% [markdown]
-# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. Only the last, line 400, is left out on a guess, and the report says so. The other four stay: they can be mended, or are only suspects, such as line 600 with its columns swapped, and a wrong guess would delete your work. From here on we take the 2,000 pairs.
+# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. Only the last, line 400, is left out on a guess, and the report says so. The other four stay, since a wrong guess would delete your work: line 600, with its columns swapped, is only a suspect. From here on we take the 2,000 pairs.
 #
 # ## What may be held out
 #
@@ -157,9 +157,7 @@ assert fingerprint("a a b") != fingerprint("a b") and fingerprint("लड़क�
 assert fingerprint("e\u0301") == fingerprint("é")  # two signs, and one
 
 # %% [markdown]
-# It is too strict: *The small dog was big* and *The big dog was small* are twins to it. In a held-out set that costs little.
-#
-# **Your turn.** Split so that no fingerprint of a source is on both sides.
+# The fingerprint is strict: it takes *The small dog was big* for a twin of *The big dog was small*. **Your turn.** Split so that no fingerprint of a source is on both sides.
 
 
 # %% tags=["yours"]
@@ -388,7 +386,7 @@ tuning_chart(record["runs"])
 repeats_chart(load_record("ruvel-controls")["runs"])
 
 # %% [markdown]
-# First all outputs say *not*; they become right only with more repeats. Once each is a matter of luck: 0, 18 and 48% say *not*. Twice and three times are too near to part. Of the old sentences 96.5 to 99% stay right, as without the fifty.
+# First all outputs say *not*; they become right only with more repeats. Once each is a matter of luck: 0, 18 and 48% say *not*. Of the old sentences 96.5 to 99% stay right, as without the fifty.
 
 # %%
 outputs = {name: pd.DataFrame(rows) for name, rows in record["outputs"].items()}
@@ -409,7 +407,7 @@ pd.DataFrame(by_source).loc[[negated[4][0], negated[2][0], old[2][0]]].T
 # python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
 # ```
 #
-# `--from` takes the fifty ten times each, in EIGHT passes, and keeps out of training what judged the model. `valid.tsv` has sentences of both kinds to choose the epoch by. The last command shows what was forgotten: without `--corpus` it compares on `ruvel-2`'s own test set alone.
+# `--from` takes the fifty ten times each, in EIGHT passes, and keeps out of training what judged the model. `valid.tsv`, which chooses the epoch, has sentences of both kinds. The last command shows what was forgotten; without `--corpus` it compares on `ruvel-2`'s own test set.
 
 # %%
 scores = load_record("ruvel-commands")["scores"]
@@ -471,9 +469,9 @@ for name, scores in record["runs"][0]["case"].items():
     print(f"recorded, {name}:", ", ".join(f"{test} {score}" for test, score in scores.items()))
 
 # %% [markdown]
-# **Culprit.** Twins. Of the eight seeds, the random split's models have 90 to 95 BLEU on their own test set and 59 to 66 on fresh sentences. After the honest split, the same training has 48 to 58 and 57 to 65: so the fresh sentences aren't of a harder kind. Nor is it overfitting: with 8 epochs in place of 20 fresh sentences have 21 to 30 BLEU, with 40 they have 70 to 74 (three seeds).
+# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set and 59 to 66 on fresh sentences. After the honest split, the same training has 48 to 58 and 57 to 65: so the fresh sentences aren't of a harder kind. Nor is it overfitting: with 8 epochs in place of 20 fresh sentences have 21 to 30 BLEU, with 40 they have 70 to 74 (three seeds).
 #
-# Why is the honest score too low? Its 99 pairs are 33 different sentences, too few for more (chapter 10): another draw gives 58 to 63, and 60 to 61 on fresh ones. There the honest split's models are 3 BLEU behind the random split's; they learned from 267 sentences, not 300.
+# Why is the honest score too low? Its 99 pairs are 33 different sentences, too few for more (chapter 10): another draw gives 58 to 63, and 60 to 61 on fresh ones.
 #
 # ## What more pairs give
 #
@@ -487,13 +485,13 @@ frame = size_frame(sizes, [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3
 sizes_chart(frame)
 
 # %% [markdown]
-# How much of the gain is the narrow model's? Little, says the control *longer*, `small` with as many passes: in one draw `small` has 8.1 BLEU, *longer* 16.8, the narrow model 17.6. With 1,000 pairs `small` takes at most 198 steps, all within its warm-up; *longer* gets beyond. The narrow model is three times as fast. With 10,000 pairs `small` won; we set the border at 6,000.
+# How much of the gain is the narrow model's? Little, says the control *longer*, `small` with as many passes: in one draw `small` has 8.1 BLEU, *longer* 16.8, the narrow model 17.6. `small` takes at most 198 steps, all within its warm-up. The narrow model is three times as fast as *longer*. With 10,000 pairs `small` won; we set the border at 6,000.
 
 # %%
 size_choices(frame)
 
 # %% [markdown]
-# Minutes are those of one CPU thread; all 29,000 ran on a GPU (chapter 9 took 26 on a thread). What next?
+# Minutes are those of one CPU thread (for all 29,000, 26 in chapter 9). What next?
 #
 # | pairs | |
 # |---|---|
@@ -514,7 +512,7 @@ size_choices(frame)
 #
 # ## Summary
 #
-# - Look at the pairs; leave nothing out in silence. Keep near-copies of held-out sentences out of training.
+# - Look at the pairs. Keep near-copies of held-out sentences out of training.
 # - A test set like the training set can't show what both lack. Ask for constructions one by one.
 # - Fifty sentences halved the failures of one construction, and hardly helped another. Mix them with old ones, and measure on the old test set what is forgotten.
 #
@@ -572,7 +570,7 @@ check(odd_lengths)
 #
 # <details><summary>What happens</summary>
 #
-# [Three seeds](../results/ruvel-controls.json): mixed, 12 to 27% of the new ones were right, in place of 2, and 93.5 to 95% of the old ones. A new word is learned sooner than an old habit is lost.
+# [Three seeds](../results/ruvel-controls.json): mixed, 12 to 27% of the new ones were right, in place of 2, and 93.5 to 95% of the old ones.
 #
 # </details>
 #
