@@ -140,12 +140,7 @@ def test_repeats_and_practice_give_what_the_chapter_says():
     assert ends("repeats", "1", "negated_says_not") == [0.0, 0.48]
     old = [ends("repeats", str(n), "old") for n in (1, 2, 3, 5, 10)]
     assert [min(old)[0], max(high for _, high in old)] == [0.965, 0.99]
-    for part, shares in {
-        "articles": [0.0, 0.045],
-        "articles without the ending": [0.595, 0.615],
-        "exact": [0.12, 0.27],
-        "old": [0.935, 0.95],
-    }.items():
-        assert ends("object first", part) == shares, part
+    assert ends("object first", "exact") == [0.12, 0.27]
+    assert ends("object first", "old") == [0.935, 0.95]
     assert [round(end) for end in ends("another draw", "its test set")] == [58, 63]
     assert [round(end) for end in ends("another draw", "fresh")] == [60, 61]
