@@ -5,13 +5,16 @@ controls  the case with fewer and more epochs, and with another draw; how often 
           among old ones; rates; fifty sentences whose object comes first (three seeds)
 causes    who acts if the object comes first, in its place or in the usual one (eight seeds); the
           fifty alone with fewer passes, other draws of them, and what is wrong (three seeds)
-commands  the chapter's commands, and fine-tuning rates on sentences that no score comes from
+commands  the chapter's commands
+rates     then, on this machine: their fine-tuning with other rates, on what no score comes from
 
 Data and splits stay; the seed decides weights, dropout and the order of the batches.
 """
 
+import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -23,9 +26,10 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from scripts import ROOT
+from scripts import ROOT, runs_folder
 from scripts.book.command import Command, as_typed
 from scripts.book.figures.own_pair import BEFORE
+from scripts.book.files import writable
 from scripts.book.records import recorded
 from scripts.ch26_your_own_pair import (
     LEARNER,
@@ -56,6 +60,7 @@ PASSES = {0: 7, 1: 7, 2: 7, 3: 6, 5: 6, 10: 5}  # by repeats of the fifty; each 
 NEGATED = ruvel_pairs(450, construction="negation")
 FIFTY, ASKED, UNSCORED = NEGATED[:50], NEGATED[50:250], NEGATED[250:]  # the last choose rates
 MOVED = ruvel_pairs(250, construction="object first")
+FOLDER = runs_folder() / "ruvel-commands"  # where they run
 COMMANDS = """
 python -m scripts.corpora.invented
 python -m scripts.train --pairs ruvel.tsv --languages qru-en
@@ -182,59 +187,46 @@ def scored(trained: Trained, pairs: PAIRS) -> dict[str, float]:
     return {"BLEU": result["bleu"], "exact": round(right / len(pairs), 3)}
 
 
-def by_rate(model: Path, tuned_model: Path) -> list[dict[str, float]]:
-    """`tuned_model`'s training from `model` with other rates and seeds, on what scores nothing."""
-    corpus, trained = load_pairs(tuned_model / BESIDE), load_model(tuned_model)
-    rows = []
-    for lr in RATES:
-        for seed in THREE:
-            config = replace(trained.config, lr=lr, seed=seed)
-            data = prepare(config, corpus, trained.tokenizer)
-            with TemporaryDirectory() as name:
-                trained_to_end(config, data, Path(name), tune=model)
-                after = load_model(Path(name))
-            new, old = (scored(after, pairs)["exact"] for pairs in (UNSCORED, corpus["val"][50:]))
-            rows.append({"lr": lr, "seed": seed, "negated": new, "old validation": old})
-    return rows
-
-
 def commands() -> dict[str, Any]:
     """The chapter's commands in an empty folder, what the last one says, and scores of its models.
 
     "old" is the first model's test set, "asked" that of the fine-tuning.
     """
-    with TemporaryDirectory() as name:
-        folder, python = Path(name), Path(sys.executable).parent
-        ways = {"SERIES_RUNS": f"{name}/runs", "PYTHONPATH": str(ROOT)}
-        ways["PATH"] = f"{python}{os.pathsep}{os.environ['PATH']}"
-        for command in COMMANDS.strip().splitlines():
-            shell = ["bash", "-ec", command]
-            last = subprocess.run(
-                shell,
-                cwd=folder,
-                env=os.environ | ways,
-                text=True,
-                stdout=subprocess.PIPE,
-                check=True,
-            )
-        models = {"before": folder / "runs/ruvel", "after": folder / "runs/ruvel-2"}
-        tests = dict(
-            zip(
-                ("old", "asked"),
-                (load_pairs(m / BESIDE)["test"] for m in models.values()),
-                strict=True,
-            )
-        )
-        config = load_model(models["after"]).config
-        return {
-            "settings": {name: getattr(config, name) for name in ("lr", "epochs", "max_tokens")},
-            "scores": {
-                test: {when: scored(load_model(path), pairs) for when, path in models.items()}
-                for test, pairs in tests.items()
-            },
-            "against": [line for line in last.stdout.splitlines() if "against" in line],
-            "by rate": by_rate(*models.values()),
-        }
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    writable(FOLDER)
+    ways = {"SERIES_RUNS": str(FOLDER / "runs"), "PYTHONPATH": str(ROOT)}
+    ways["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    way = {"cwd": FOLDER, "env": os.environ | ways, "text": True, "stdout": subprocess.PIPE}
+    for command in COMMANDS.strip().splitlines():
+        last = subprocess.run(["bash", "-ec", command], check=True, **way)
+    folders = {"before": FOLDER / "runs/ruvel", "after": FOLDER / "runs/ruvel-2"}
+    models = {when: load_model(folder) for when, folder in folders.items()}
+    tests = [load_pairs(folder / BESIDE)["test"] for folder in folders.values()]
+    config = models["after"].config
+    return {
+        "settings": {name: getattr(config, name) for name in ("lr", "epochs", "max_tokens")},
+        "scores": {
+            name: {when: scored(model, pairs) for when, model in models.items()}
+            for name, pairs in zip(("old", "asked"), tests, strict=True)
+        },
+        "against": [line for line in last.stdout.splitlines() if "against" in line],
+    }
+
+
+def rates() -> dict[str, Any]:
+    """The fine-tuning of `commands` with other rates and seeds, scored on what scores nothing."""
+    model, after = FOLDER / "runs/ruvel", load_model(FOLDER / "runs/ruvel-2")
+    corpus, runs = load_pairs(FOLDER / "runs/ruvel-2" / BESIDE), []
+    data = prepare(after.config, corpus, after.tokenizer)
+    for lr, seed in itertools.product(RATES, THREE):
+        config = replace(after.config, lr=lr, seed=seed)
+        with TemporaryDirectory() as name:
+            trained_to_end(config, data, Path(name), tune=model)
+            tuned_model = load_model(Path(name))
+        parts = {"negated": UNSCORED, "old": corpus["val"][:-50]}
+        right = {part: scored(tuned_model, pairs)["exact"] for part, pairs in parts.items()}
+        runs.append({"lr": lr, "seed": seed} | right)
+    return {"runs": runs}
 
 
 PARTS = {
@@ -242,6 +234,7 @@ PARTS = {
     "controls": ("ruvel-controls", lambda: with_seeds(controls, THREE)),
     "causes": ("ruvel-causes", lambda: with_seeds(causes, EIGHT)),
     "commands": ("ruvel-commands", commands),
+    "rates": ("ruvel-rates", rates),
 }
 
 
@@ -249,7 +242,7 @@ PARTS = {
 class RuvelOptions(SaveOptions):
     """Which runs, and what is done with their record."""
 
-    part: Literal["seeds", "controls", "causes", "commands"] = "seeds"
+    part: Literal["seeds", "controls", "causes", "commands", "rates"] = "seeds"
     """The runs."""
 
 
