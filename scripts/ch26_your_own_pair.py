@@ -325,7 +325,7 @@ assert control["the true actor"].min() > 0.9
 actors_chart(causes["runs"])
 
 # %% [markdown]
-# The place decides, not the ending. ENDING
+# The place decides, not the ending. A being that comes first acts, in 87 to 94% of the outputs. A thing never acted in training: where it comes first, a stranger acts in 82 to 93%, with seed 1 mostly a dog, with seed 6 a baker. The deed is mostly done to the true actor: the quiet guest who washed the basket becomes *The dog washed the quiet guest*. In the usual order the true actor always acts, and 97 to 100% of the outputs are right: the model knows these words and endings. In training place and ending agreed, and nothing told it which to trust.
 #
 # ## Fifty sentences
 #
@@ -378,7 +378,7 @@ tuning_chart(record["runs"])
 # %% [markdown]
 # It helps: nearly all outputs say *not*, and half are right. But a model that sees only negations learns to negate always: of its outputs for *old* sentences 35 to 83% say *not*. Would any fifty sentences do such harm? The control loses two thirds as much: it keeps 44% of the old sentences right, and never says *not*. Mixed, the fifty cost hardly anything: of the old sentences 96.5 to 98.5% are right (97.0 to 98.5 before).
 #
-# Mixed, 48% of the negations are right; alone, 56%. Is it that each was met 50 times, not 130? No: alone, 50 passes give ALONE. Nor is it this draw: DRAWS ([record](../results/ruvel-causes.json)).
+# Mixed, 48% of the negations are right; alone, 56%. Is it that each was met 50 times, not 130? No: alone, three seeds give 52% on average with 50 passes, 53 with 130 (and forget more with 130). Nor is it the draw of the fifty: within a seed, three draws differ by 7 points at most ([record](../results/ruvel-causes.json)).
 #
 # How often must the fifty stand among the 1,700? **Predict.** Which comes first: a *not*, or a right sentence?
 
@@ -394,7 +394,7 @@ by_source = {name: rows.set_index("source")["output"] for name, rows in outputs.
 pd.DataFrame(by_source).loc[[negated[4][0], negated[2][0], old[2][0]]].T
 
 # %% [markdown]
-# What is wrong in the rest? MISTAKES
+# What is wrong in the rest? Of 83 to 111 wrong outputs (three seeds) 24 to 48 have *does* for *did*, as here. Others have another verb or form, such as *did not saw*: old sentences taught *saw*.
 #
 # On the command line:
 #

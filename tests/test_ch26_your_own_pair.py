@@ -114,6 +114,35 @@ def test_the_record_says_what_the_chapter_says():
     assert ends("tuned", "fifty others", "old")[1] < 0.5
 
 
+def test_the_causes_are_as_the_chapter_says():
+    runs = load_record("ruvel-causes")["runs"]
+    assert [run["seed"] for run in runs] == [*range(1, 9)]
+
+    def percent(order, first, acts):
+        shares = [round(100 * run["who acts"][order][first][acts]) for run in runs]
+        return min(shares), max(shares)
+
+    assert percent("object first", "a being", "the first noun") == (87, 94)
+    assert percent("object first", "a thing", "a stranger") == (82, 93)
+    for first in ("a being", "a thing"):
+        assert percent("usual order", first, "the true actor") == (100, 100)
+    right = [run["usual order, exact"] for run in runs]
+    assert (min(right), max(right)) == (0.97, 1)
+    strangers = [run["strangers"] for run in runs]
+    assert all(row["done to the true actor"] > 0.75 * row["outputs"] for row in strangers)
+    assert [strangers[i]["most often"][0][0] for i in (0, 5)] == ["dog", "baker"]
+    three = runs[:3]
+    draws = [[shares["negated"] for shares in run["draws"].values()] for run in three]
+    assert max(max(shares) - min(shares) for shares in draws) <= 0.0701
+    alone = [run["alone, 50 passes"] for run in three]
+    longer = [run["tuned"]["fifty negations"] for run in load_record("ruvel")["runs"][:3]]
+    means = [sum(shares["negated"] for shares in runs) / 3 for runs in (alone, longer)]
+    assert [round(100 * mean) for mean in means] == [52, 53]
+    assert min(row["old"] for row in alone) > max(row["old"] for row in longer)
+    mistakes = [(run["mistakes"]["wrong"], run["mistakes"]["does for did"]) for run in three]
+    assert mistakes == [(83, 35), (98, 24), (111, 48)]
+
+
 def test_the_honest_split_learns_from_fewer_sentences():
     sources = {fingerprint(source) for source, _ in honest_split(collected(), 1 / 9, seed=0)[0]}
     assert len(sources) == 267

@@ -133,7 +133,7 @@ def mistakes(outputs: Sequence[str], pairs: PAIRS) -> Counter[str]:
             helper, verb = re.search(r"(\w+) not (\w+)", reference).groups()
             counts["wrong"] += 1
             counts["does for did"] += helper == "did" and "does not" in output
-            counts["another verb or form"] += f"not {verb}" not in output
+            counts["another verb or form"] += not re.search(rf"not {verb}\b", output)
     return counts
 
 
