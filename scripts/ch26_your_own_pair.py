@@ -70,7 +70,7 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # make living MODEL=runs/ruvel                                        # a page that translates
 # ```
 #
-# `ruvel.tsv` has a source, a tab and a target on each line. Two files, line by line, do as well: `--source a.txt --target b.txt`. Any languages and scripts will do; `qru-en` are codes, or names such as `Ruvel-English`. We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
+# `ruvel.tsv` has a source, a tab and a target on each line. Two files, line by line, do as well: `--source a.txt --target b.txt`. Any languages and scripts will do, by codes (`qru-en`) or names (`Ruvel-English`). We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
 #
 # ## A language that nobody speaks
 #
@@ -135,13 +135,13 @@ with TemporaryDirectory() as folder:
 print(report_text(own.report))
 
 # %% [markdown]
-# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. Only the last, line 400, is left out on a guess, and the report says so. The other four stay, since a wrong guess would delete your work: line 600, with its columns swapped, is only a suspect. From here on we take the 2,000 pairs.
+# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. Only the last, line 400, is left out on a guess, and the report says so. The other four stay, since a wrong guess would delete your work: line 600, with its columns swapped, is only a suspect.
 #
 # ## What may be held out
 #
 # > **In short.** A test sentence with a twin in training asks what the model remembers.
 #
-# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order, with another number (so digits don't count). **Your turn.** Write what is the same in all of them. `letters_only(text)` helps: it makes a space of each sign but letters and what stands on them, such as Hindi's vowels (`\w` loses those), and of several ways to write a letter it keeps one: é may be one sign or two.
+# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order, with another number. **Your turn.** Write what is the same in all of them. `letters_only(text)` helps: it makes a space of each sign but letters and what stands on them, such as Hindi's vowels (`\w` loses those), and of several ways to write a letter it keeps one: é may be one sign or two.
 
 
 # %% tags=["yours"]
@@ -239,7 +239,7 @@ def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
 
 
 # %% [markdown]
-# In a real language many translations are right, so we count n-grams (chapter 10). Our grammar writes only one, so we can count exact ones, too. For the experiments we split by place. **Predict.** From 2,000 pairs, less those held out: how many new sentences will be exactly right?
+# In a real language many translations are right, so we count n-grams (chapter 10). Our grammar writes only one, so we can count exact ones, too. For the experiments we split the 2,000 pairs by place. **Predict.** How many new sentences will be exactly right?
 
 
 # %%
@@ -325,7 +325,7 @@ assert control["the true actor"].min() > 0.9
 actors_chart(causes["runs"])
 
 # %% [markdown]
-# The place decides, not the ending. A being that comes first acts, in 87 to 94% of the outputs. A thing never acted in training: where it comes first, a stranger acts in 82 to 93%, with seed 1 mostly a dog, with seed 6 a baker. The deed is mostly done to the true actor: the quiet guest who washed the basket becomes *The dog washed the quiet guest*. In the usual order the true actor always acts, and 97 to 100% of the outputs are right: the model knows these words and endings. In training place and ending agreed, and nothing told it which to trust.
+# The place decides, not the ending. A being that comes first acts, in 87 to 94% of the outputs. A thing never acted in training: where it comes first, a stranger acts in 82 to 93%, with seed 1 mostly a dog, with seed 6 a baker, and mostly does it to the true actor: the quiet guest who washed the basket becomes *The dog washed the quiet guest*. In the usual order 97 to 100% of the outputs are right: the model knows these words and endings. In training place and ending agreed, and nothing told it which to trust.
 #
 # ## Fifty sentences
 #
@@ -337,7 +337,7 @@ actors_chart(causes["runs"])
 # - *fifty others*: the control, as new and as few, but without a negation,
 # - *mixed*: the same fifty negations ten times each, among the 1,700 pairs that the model knows.
 #
-# **Predict.** After which of the three does the model say *not*? After which does it still translate the old test set? That holds no negation: how many of its outputs will say *not*?
+# **Predict.** After which does the model say *not*? After which does it still translate the old test set, which holds no negation? How many of these outputs will say *not*?
 
 
 # %%
@@ -378,7 +378,7 @@ tuning_chart(record["runs"])
 # %% [markdown]
 # It helps: nearly all outputs say *not*, and half are right. But a model that sees only negations learns to negate always: of its outputs for *old* sentences 35 to 83% say *not*. Would any fifty sentences do such harm? The control loses two thirds as much: it keeps 44% of the old sentences right, and never says *not*. Mixed, the fifty cost hardly anything: of the old sentences 96.5 to 98.5% are right (97.0 to 98.5 before).
 #
-# Mixed, 48% of the negations are right; alone, 56%. Is it that each was met 50 times, not 130? No: alone, three seeds give 52% on average with 50 passes, 53 with 130 (and forget more with 130). Nor is it the draw of the fifty: within a seed, three draws differ by 7 points at most ([record](../results/ruvel-causes.json)).
+# Mixed, 48% of the negations are right; alone, 56%. That isn't because each was met 50 times, not 130: alone, three seeds give 52% on average with 50 passes, 53 with 130. Nor is it this draw of fifty: within a seed, three draws differ by 7 points at most ([record](../results/ruvel-causes.json)).
 #
 # How often must the fifty stand among the 1,700? **Predict.** Which comes first: a *not*, or a right sentence?
 
@@ -386,7 +386,7 @@ tuning_chart(record["runs"])
 repeats_chart(load_record("ruvel-controls")["runs"])
 
 # %% [markdown]
-# First all outputs say *not*; they become right only with more repeats. Once each is a matter of luck: 0, 18 and 48% say *not*. Of the old sentences 96.5 to 99% stay right, as without the fifty.
+# First all outputs say *not*; they become right only with more repeats. Once each is a matter of luck: 0, 18 and 48% say *not*.
 
 # %%
 outputs = {name: pd.DataFrame(rows) for name, rows in record["outputs"].items()}
@@ -394,7 +394,7 @@ by_source = {name: rows.set_index("source")["output"] for name, rows in outputs.
 pd.DataFrame(by_source).loc[[negated[4][0], negated[2][0], old[2][0]]].T
 
 # %% [markdown]
-# What is wrong in the rest? Of 83 to 111 wrong outputs (three seeds) 24 to 48 have *does* for *did*, as here. Others have another verb or form, such as *did not saw*: old sentences taught *saw*.
+# What is wrong in the rest? With seed 1, 35 of 83 wrong outputs have *does* for *did*, as here (three seeds: 24 to 43%). Others have another verb or form, such as *did not saw*: old sentences taught *saw*.
 #
 # On the command line:
 #
@@ -469,9 +469,7 @@ for name, scores in record["runs"][0]["case"].items():
     print(f"recorded, {name}:", ", ".join(f"{test} {score}" for test, score in scores.items()))
 
 # %% [markdown]
-# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set and 59 to 66 on fresh sentences. After the honest split, the same training has 48 to 58 and 57 to 65: so the fresh sentences aren't of a harder kind. Nor is it overfitting: with 8 epochs in place of 20 fresh sentences have 21 to 30 BLEU, with 40 they have 70 to 74 (three seeds).
-#
-# Why is the honest score too low? Its 99 pairs are 33 different sentences, too few for more (chapter 10): another draw gives 58 to 63, and 60 to 61 on fresh ones.
+# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set and 59 to 66 on fresh sentences. After the honest split, the same training has 48 to 58 and 57 to 65: so the fresh sentences aren't of a harder kind. (This test set is: its 99 pairs are 33 different sentences, and another draw gives 58 to 63.) Nor is it overfitting: with 8 epochs in place of 20 fresh sentences have 21 to 30 BLEU, with 40 they have 70 to 74 (three seeds).
 #
 # ## What more pairs give
 #
@@ -485,13 +483,13 @@ frame = size_frame(sizes, [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3
 sizes_chart(frame)
 
 # %% [markdown]
-# How much of the gain is the narrow model's? Little, says the control *longer*, `small` with as many passes: in one draw `small` has 8.1 BLEU, *longer* 16.8, the narrow model 17.6. `small` takes at most 198 steps, all within its warm-up. The narrow model is three times as fast as *longer*. With 10,000 pairs `small` won; we set the border at 6,000.
+# How much of the gain is the narrow model's? Little, says the control *longer*, `small` with as many passes: in one draw `small` has 8.1 BLEU, *longer* 16.8, the narrow model 17.6. `small` takes at most 198 steps, all within its warm-up. The narrow model is three times as fast as *longer*. With 10,000 pairs `small` won.
 
 # %%
 size_choices(frame)
 
 # %% [markdown]
-# Minutes are those of one CPU thread (for all 29,000, 26 in chapter 9). What next?
+# Minutes are those of a CPU thread (all 29,000 took 26 in chapter 9). What next?
 #
 # | pairs | |
 # |---|---|
@@ -508,7 +506,7 @@ size_choices(frame)
 # make living MODEL=runs/ruvel-2 FOLDER=public                             # any static host can serve it
 # ```
 #
-# The page shows your test sentences as examples. The model's card says what it learned from; add what it can't do.
+# The page shows your test sentences as examples. Add to the model's card what it can't do.
 #
 # ## Summary
 #
@@ -518,7 +516,7 @@ size_choices(frame)
 #
 # ## What the paper did that we don't
 #
-# - It trained on 4.5 million sentence pairs (English-German) and 36 million (English-French), in pieces of 37,000 and 32,000, and fine-tuned nothing.
+# - It trained on 4.5 million sentence pairs (English-German) and 36 million (English-French), and fine-tuned nothing.
 #
 # ## Exercises
 #
