@@ -141,7 +141,7 @@ print(report_text(own.report))
 #
 # > **In short.** A test sentence with a twin in training asks what the model remembers.
 #
-# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order, with another number. **Your turn.** Write what is the same in all of them. `letters_only(text)` helps: it makes a space of each sign but letters and what stands on them, such as Hindi's vowels (`\w` loses those), and of several ways to write a letter it keeps one: é may be one sign or two.
+# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order, with another number. **Your turn.** Write what is the same in all of them. `letters_only(text)` helps: it makes a space of each sign but letters and what stands on them, such as Hindi's vowels (`\w` loses those), and writes each letter in one way (é may be one sign or two).
 
 
 # %% tags=["yours"]
@@ -196,7 +196,7 @@ recipes = {count: asdict(TrainConfig(**recipe_for(count))) for count in (1000, 3
 pd.DataFrame(recipes).T[["layers", "d_model", "vocab", "dropout", "epochs"]]
 
 # %% [markdown]
-# Those are for captions. Ruvel is simpler: this smaller model learns it in half a minute. The loop is that of [chapter 9](ch09_training_run.ipynb), without its validation.
+# Ruvel is simpler than captions: this smaller model learns it in half a minute, by the loop of [chapter 9](ch09_training_run.ipynb).
 
 # %%
 LEARNER = TrainConfig(
@@ -285,7 +285,7 @@ pd.set_option("display.max_colwidth", None)
 pd.DataFrame(causes["runs"][0]["outputs"])  # of a recorded run
 
 # %% [markdown]
-# None of the negated sentences comes out right: not one output of eight seeds holds a *not*. There is no alarm. Most outputs are fluent, and `nok` is two known pieces, `n` and `ok`, so not even `<unk>`. Is it misread, or not read at all? **Instrument.** Delete `nok` from the sources, and compare.
+# None of the negated sentences comes out right: not one output of eight seeds holds a *not*. There is no alarm: most outputs are fluent, and `nok` is two known pieces, `n` and `ok`. Is it misread, or not read at all? **Instrument.** Delete `nok` from the sources, and compare.
 
 # %%
 unread = pd.Series([run["same_without_nok"] for run in record["runs"]], name="the same without nok")
@@ -469,7 +469,7 @@ for name, scores in record["runs"][0]["case"].items():
     print(f"recorded, {name}:", ", ".join(f"{test} {score}" for test, score in scores.items()))
 
 # %% [markdown]
-# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set and 59 to 66 on fresh sentences. After the honest split, the same training has 48 to 58 and 57 to 65: so the fresh sentences aren't of a harder kind. (This test set is: its 99 pairs are 33 different sentences, and another draw gives 58 to 63.) Nor is it overfitting: with 8 epochs in place of 20 fresh sentences have 21 to 30 BLEU, with 40 they have 70 to 74 (three seeds).
+# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set and 59 to 66 on fresh sentences. After the honest split, the same training has 48 to 58 and 57 to 65: so the fresh sentences aren't of a harder kind. (This test set's 33 different sentences are few: another draw gives 58 to 63.) Nor is it overfitting: with 8 epochs in place of 20 fresh sentences have 21 to 30 BLEU, with 40 they have 70 to 74 (three seeds).
 #
 # ## What more pairs give
 #

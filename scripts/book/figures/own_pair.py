@@ -83,7 +83,7 @@ def actors_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
         points.properties(width=250, height=120),
         f"If a being comes first, it acts ({being.max():.0f}%); if a thing does, a stranger acts "
         f"({thing.max():.0f}%)",
-        f"A mark is one of {len(runs)} seeds. Usual order: the same words, the object before the verb.",
+        f"A mark is one of {len(runs)} seeds. Usual order: the same, the object before the verb.",
     )
 
 
