@@ -95,10 +95,9 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 pairs = ruvel_pairs()
 assert len(set(pairs)) == 2000
 example = ("aleni goral-ka gura velis-re bir-el", "the girl brought apples to the big horse")
+links = [(0, 1), (1, 7), (1, 4), (2, 6), (3, 3), (4, 2)]  # of words, by their places
 titled(
-    alignment(
-        *(text.split() for text in example), [(0, 1), (1, 7), (1, 4), (2, 6), (3, 3), (4, 2)]
-    ),
+    alignment(*map(str.split, example), links),
     "The verb leaves the end, the adjective turns round, an ending becomes a word",
     "-ka becomes “to”, -re is the plural, -el the past; Ruvel has no word for “the”.",
 )
@@ -282,7 +281,7 @@ object_first = ruvel_pairs(200, construction="object first")
 assert says_not(translations(model, negated)) == 0 and exact(model, object_first) < 0.1
 record, causes = load_record("ruvel"), load_record("ruvel-causes")
 pd.set_option("display.max_colwidth", None)
-pd.DataFrame(causes["runs"][0]["outputs"])  # of a recorded run
+pd.DataFrame(causes["runs"][0]["outputs"][:2])  # of a recorded run
 
 # %% [markdown]
 # None of the negated sentences comes out right: not one output of eight seeds holds a *not*. There is no alarm: most outputs are fluent, and `nok` is two known pieces, `n` and `ok`. Is it misread, or not read at all? **Instrument.** Delete `nok` from the sources, and compare.
@@ -323,6 +322,9 @@ moved, control = (who_acts(translations(model, pairs), pairs) for pairs in (obje
 assert moved.loc["a being", "the first noun"] > 0.6 and moved.loc["a thing", "a stranger"] > 0.6
 assert control["the true actor"].min() > 0.9
 actors_chart(causes["runs"])
+
+# %%
+pd.DataFrame(causes["runs"][0]["outputs"][2:])
 
 # %% [markdown]
 # The place decides, not the ending. A being that comes first acts, in 87 to 94% of the outputs. A thing never acted in training: where it comes first, a stranger acts in 82 to 93%, with seed 1 mostly a dog, with seed 6 a baker, and mostly does it to the true actor: the quiet guest who washed the basket becomes *The dog washed the quiet guest*. In the usual order 97 to 100% of the outputs are right: the model knows these words and endings. In training place and ending agreed, and nothing told it which to trust.
