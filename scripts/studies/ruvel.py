@@ -218,7 +218,7 @@ def rates() -> dict[str, Any]:
     model, after = FOLDER / "runs/ruvel", load_model(FOLDER / "runs/ruvel-2")
     corpus, runs = load_pairs(FOLDER / "runs/ruvel-2" / BESIDE), []
     data = prepare(after.config, corpus, after.tokenizer)
-    for lr, seed in itertools.product(RATES, THREE):
+    for seed, lr in itertools.product(THREE, RATES):
         config = replace(after.config, lr=lr, seed=seed)
         with TemporaryDirectory() as name:
             trained_to_end(config, data, Path(name), tune=model)
@@ -226,6 +226,7 @@ def rates() -> dict[str, Any]:
         parts = {"negated": UNSCORED, "old": corpus["val"][:-50]}
         right = {part: scored(tuned_model, pairs)["exact"] for part, pairs in parts.items()}
         runs.append({"lr": lr, "seed": seed} | right)
+        print(runs[-1], file=sys.stderr)
     return {"runs": runs}
 
 
