@@ -410,12 +410,7 @@ pd.DataFrame(by_source).loc[[negated[4][0], negated[2][0], old[2][0]]].T
 # ```
 #
 # `--from` takes the fifty ten times each, in EIGHT passes, and keeps out of training what judged the model. `valid.tsv`, which chooses the epoch, has sentences of both kinds. The last command shows what was forgotten; without `--corpus` it compares on `ruvel-2`'s own test set.
-
-# %%
-scores = load_record("ruvel-commands")["scores"]
-pd.DataFrame({(test, when): row for test, both in scores.items() for when, row in both.items()}).T
-
-# %% [markdown]
+#
 # COMMANDS
 #
 # ## Case · A score above 90
