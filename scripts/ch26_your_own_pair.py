@@ -22,7 +22,7 @@
 # |---|---|
 # | In the paper | nothing: [Attention Is All You Need](https://arxiv.org/abs/1706.03762) had 4.5 million pairs, which came ready-made |
 # | Time | 20 minutes to read, 45 with the code; a minute or two to run on a CPU |
-# | Before | [Chapter 25 · All of it on one page](ch25_one_page.ipynb); this is the last chapter |
+# | Before | [Chapter 25 · All of it on one page](ch25_one_page.ipynb) |
 #
 # *If you read only three cells:* the report of *Look before you train*, the chart of *Where it fails*, that of *Fifty sentences*.
 
@@ -134,7 +134,7 @@ with TemporaryDirectory() as folder:
 print(report_text(own.report))
 
 # %% [markdown]
-# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. Only the last, line 400, is left out on a guess, and the report says so. The other four stay, since a wrong guess would delete your work: line 600, with its columns swapped, is only a suspect.
+# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. Only the last, line 400, is left out on a guess, and the report says so. The other four stay, since a wrong guess would delete your work.
 #
 # ## What may be held out
 #
@@ -255,7 +255,7 @@ old = data.corpus["test"]
 assert greedy_bleu(model, old) > 96 and exact(model, old) > 0.9
 
 # %% [markdown]
-# Nearly all are: with eight seeds 97.0 to 98.5% ([record](../results/ruvel.json)), and BLEU is above 96.
+# Nearly all are: with eight seeds 97.0 to 98.5% ([record](../results/ruvel.json)).
 #
 # ## Where it fails
 #
@@ -331,7 +331,7 @@ pd.DataFrame(causes["runs"][0]["outputs"][2:])
 #
 # ## Fifty sentences
 #
-# > **In short.** Training goes on, from the model that we have, on sentences that show what it lacks. What does it forget?
+# > **In short.** Training goes on with sentences that show what the model lacks. What does it forget?
 #
 # *Fine-tuning* begins with a model's weights, at a lower rate. Three runs, each of 260 steps at the same rates:
 #
@@ -409,7 +409,7 @@ pd.DataFrame(by_source).loc[[negated[4][0], negated[2][0], old[2][0]]].T
 # python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
 # ```
 #
-# `--from` takes the fifty ten times each, in EIGHT passes, and keeps out of training what judged the model. `valid.tsv`, which chooses the epoch, has sentences of both kinds. The last command shows what was forgotten; without `--corpus` it compares on `ruvel-2`'s own test set.
+# `--from` takes the fifty ten times each, and keeps out of training what judged the model. `valid.tsv`, which chooses the epoch, has sentences of both kinds. The last command shows what was forgotten; without `--corpus` it compares on `ruvel-2`'s own test set.
 #
 # COMMANDS
 #
@@ -480,7 +480,7 @@ frame = size_frame(sizes, [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3
 sizes_chart(frame)
 
 # %% [markdown]
-# How much of the gain is the narrow model's? Little, says the control *longer*, `small` with as many passes: in one draw `small` has 8.1 BLEU, *longer* 16.8, the narrow model 17.6. `small` takes at most 198 steps, all within its warm-up. The narrow model is three times as fast as *longer*. With 10,000 pairs `small` won.
+# How much of the gain is the narrow model's? Little, says the control *longer*, `small` with as many passes: in one draw `small` has 8.1 BLEU, *longer* 16.8, the narrow model 17.6. `small` takes at most 198 steps, all within its warm-up. The narrow model is three times as fast as *longer*.
 
 # %%
 size_choices(frame)
@@ -490,7 +490,7 @@ size_choices(frame)
 #
 # | pairs | |
 # |---|---|
-# | 1,000 to 3,000 | collect more (Tatoeba, OPUS); fine-tune a pretrained model (OPUS-MT; or NLLB, whose weights aren't for commerce) |
+# | 1,000 to 3,000 | collect more (Tatoeba, OPUS); fine-tune a pretrained model (OPUS-MT; or NLLB, not for commerce) |
 # | 10,000 | test each construction; add sentences for those that fail |
 # | 29,000 | train on other models' translations (chapter 21) |
 #
