@@ -16,6 +16,7 @@ from scripts.ch26_your_own_pair import (
     who_acts,
     with_twins,
 )
+from scripts.core.recipes import tuning_recipe
 from scripts.corpora.invented import nouns_of, ruvel_pairs, usual_order, with_ending
 from scripts.studies.ruvel import COMMANDS
 
@@ -67,6 +68,13 @@ def test_who_acts_is_told_by_the_first_noun():
 def test_the_page_has_the_commands_that_the_study_ran():
     page = Path(sys.modules[who_acts.__module__].__file__).read_text("utf-8")
     assert all(command in page for command in COMMANDS.strip().splitlines())
+    record = load_record("ruvel-commands")
+    old, asked = (record["scores"][name] for name in ("old", "asked"))
+    assert [row["exact"] for row in (*old.values(), *asked.values())] == [0.98, 0.98, 0, 0.533]
+    bleus = [round(row["BLEU"], 1) for row in (*old.values(), *asked.values())]
+    assert bleus == [98.8, 98.8, 35.0, 80.1]
+    recipe = tuning_recipe(2300, mixed=True)
+    assert record["settings"].items() <= recipe.items()
 
 
 def test_a_split_at_random_has_twins_and_an_honest_one_none():
