@@ -336,7 +336,7 @@ pd.DataFrame(causes["runs"][0]["outputs"][2:])
 # *Fine-tuning* begins with a model's weights, at a lower rate. Three runs, each of 260 steps at the same rates:
 #
 # - *fifty negations* alone,
-# - *fifty others*: the control, as new and as few, but without a negation,
+# - *fifty others*: the control, as new and as few, without negations,
 # - *mixed*: the same fifty negations ten times each, among the 1,700 pairs that the model knows.
 #
 # **Predict.** After which does the model say *not*? After which does it still translate the old test set, which holds no negation? How many of these outputs will say *not*?
@@ -396,7 +396,7 @@ by_source = {name: rows.set_index("source")["output"] for name, rows in outputs.
 pd.DataFrame(by_source).loc[[negated[4][0], negated[2][0], old[2][0]]].T
 
 # %% [markdown]
-# What is wrong in the rest? With seed 1, 35 of 83 wrong outputs have *does* for *did*, as here (three seeds: 24 to 43%). Others have another verb or form, such as *did not saw*: old sentences taught *saw*.
+# What is wrong in the rest? With seed 1, 35 of 83 wrong outputs have *does* for *did*, as here (three seeds: 24 to 43%). Others have another form, such as *did not saw*: old sentences taught *saw*.
 #
 # On the command line:
 #
@@ -472,7 +472,7 @@ for name, scores in record["runs"][0]["case"].items():
 #
 # > **In short.** In a real language each tripling of the pairs still gives points, and few pairs want long training.
 #
-# Captions of Multi30k, cut to fewer pairs, in three draws (one for 10,000 and for the control). **Predict.** All 29,000 give 41 BLEU. What do 1,000 give? And what is the recipe worth?
+# Captions of Multi30k, cut to fewer pairs, in three draws (10,000 and the control in one). **Predict.** All 29,000 give 41 BLEU. What do 1,000 give? And what is the recipe worth?
 
 # %%
 sizes = load_record("sizes-multi30k")
@@ -500,7 +500,7 @@ size_choices(frame)
 #
 # ```bash
 # python -m scripts.translate --model runs/ruvel "Havora goralka velisre biren."
-# make living MODEL=runs/ruvel-2 FOLDER=public                             # any static host can serve it
+# make living MODEL=runs/ruvel-2 FOLDER=public                             # for any static host
 # ```
 #
 # The page shows your test sentences as examples. Add to the model's card what it can't do.
