@@ -18,7 +18,7 @@ from scripts.ch26_your_own_pair import (
 )
 from scripts.core.recipes import tuning_recipe
 from scripts.corpora.invented import nouns_of, ruvel_pairs, usual_order, with_ending
-from scripts.studies.ruvel import COMMANDS
+from scripts.studies.ruvel import COMMANDS, RATES
 
 FIFTY = ("fifty negations", "fifty others")
 
@@ -73,7 +73,10 @@ def test_the_page_has_the_commands_that_the_study_ran():
     assert [row["exact"] for row in (*old.values(), *asked.values())] == [0.98, 0.98, 0, 0.533]
     bleus = [round(row["BLEU"], 1) for row in (*old.values(), *asked.values())]
     assert bleus == [98.8, 98.8, 35.0, 80.1]
-    recipe = tuning_recipe(2300, mixed=True)
+    recipe, runs = tuning_recipe(2300, mixed=True), load_record("ruvel-rates")["runs"]
+    shares = {lr: sorted(run["negated"] for run in runs if run["lr"] == lr) for lr in RATES}
+    assert [shares[lr] for lr in (1e-3, recipe["lr"])] == [[0, 0, 0], [0.435, 0.445, 0.605]]
+    assert shares[2e-3] == [0.18, 0.19, 0.2] and min(run["old"] for run in runs) == 0.98
     assert record["settings"].items() <= recipe.items()
 
 
