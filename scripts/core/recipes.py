@@ -21,9 +21,9 @@ RECIPES: list[tuple[int, dict[str, Any], str]] = [
     (6000, {}, "the preset small, as for all of Multi30k: with 10,000 pairs it won, too"),
 ]
 # Fine-tuning: a short warm-up, and a tenth of the usual rate, chosen on Ruvel with one seed. Among
-# old pairs a model forgets less, so there the rate is 4e-3. On sentences that no score comes from it
-# got 43.5 to 60.5% of the negations right, 2e-3 18 to 20 and 1e-3 none, with 98 to 100% of the old
-# ones (results/ruvel-rates.json, three seeds; higher rates weren't tried): try your own by --valid.
+# old pairs a model forgets less, so there the rate is 4e-3. On sentences that no score comes from
+# it got 43.5 to 60.5% of the negations right, 2e-3 18 to 20 and 1e-3 none, with 98 to 100% of the
+# old ones (results/ruvel-rates.json, three seeds; none was higher): try your own by --valid.
 TUNING = {"lr": 2e-4, "warmup": 20, "schedule": "cosine", "average": 0, "max_tokens": 1024}
 TUNING |= {"optimizer": "adam", "accumulate": 1}
 
