@@ -142,6 +142,7 @@ def test_vowel_signs_tell_words_apart():
     assert (boy, girl) == (["छोटा", "लड़का"], ["छोटा", "लड़की"])
     assert near_duplicates({0: "बड़ा लड़का यहाँ", 1: "लड़का, 2 बड़ा"}, ["लड़की बड़ा", "बड़ा लड़का!"]) == {1}
     assert words_of("ที่นี่") == list("ที่นี่") and letters_only("x_1²y").split() == ["x", "y"]
+    assert near_duplicates({0: "un café noir"}, ["noir cafe\u0301 un"]) == {0}  # two forms of é
 
 
 def test_clean_text_is_left_alone():
