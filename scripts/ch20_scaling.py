@@ -256,8 +256,8 @@ def decide(law: Law, theta: np.ndarray, budget: float) -> tuple[float, float]:
 
 
 # %%
-flat = (0, math.log(1), 0.5, math.log(1), 0.5)  # 1/√N + 1/√D: best where N = D
-np.testing.assert_allclose(decide(additive, flat, 6e12), (1e6, 1e6), rtol=1e-3)
+equal = (0, 0, 0.5, 0, 0.5)  # 1/√N + 1/√D: best where N = D
+np.testing.assert_allclose(decide(additive, equal, 6e12), (1e6, 1e6), rtol=1e-3)
 
 # %% [markdown]
 # First a test: by the cheap readings, what do the laws decide for eight units, where three widths were measured? Then **your turn**: set a budget. (For it the laws are fitted to all readings.)
@@ -398,7 +398,7 @@ drawn = lines(frame, "floor, nats", "error of the fit, %", "law and D", zero=Tru
 titled(
     drawn,
     "With text that exists, the additive law takes any floor, the joint law a small one",
-    "Error of each law's fit to the grid of parts, its floor held. Named: the law and its D.",
+    "Error of each law's fit to the grid of parts, its floor held. Unique: D is text that exists.",
 )
 
 # %% [markdown]
