@@ -267,7 +267,7 @@ rho = {
 table = pd.DataFrame(rho, index=["ρ with worth", "from", "to"]).T.round(2)
 plain = {"silent": "worth", "previous": "weight on the previous token"}
 dots = {kind: h[[telling[kind], "silent"]].rename(columns=plain) for kind, h in of_kind.items()}
-title = "A map predicts worth in the encoder, and nowhere else"
+title = "In the encoder the map tells a head's worth; elsewhere it isn't seen to"
 assert table["from"]["encoder, previous"] > 0 > table["from"]["cross, AER"]
 map_and_worth_chart(dots, title, "A dot is a head. Across: a number of its map. Up: its worth.")
 
@@ -343,7 +343,7 @@ for kind, groups in pd.DataFrame(draws).groupby("kind", sort=False):
     for name in ("sum of worths", "lost"):
         pairs = groups[[telling[kind], name]]
         turned.append(spearmanr(pairs).statistic)
-        panels[f"{kind}: ρ = {turned[-1]:.2f}".replace("-", "−")] = pairs
+        panels[f"{kind}: ρ = {turned[-1]:.2f}".replace("-", "−")] = pairs.rename(columns=plain)
 assert min(turned[:3]) > 0.5 and turned[3] < 0  # eight draws: −0.21 to −0.48
 title = "Across, the better a group of heads aligns, the more is lost without it"
 caption = "A dot: twelve heads silent together; across: their mean. Left: the sum of their worths. "
@@ -514,7 +514,7 @@ lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read])
 
 
 # %%
-def likeliest(log_p: Tensor, count: int) -> str:
+def best_tokens(log_p: Tensor, count: int) -> str:
     """The likeliest tokens of log p (V,), each with its probability."""
     top = log_p.exp().topk(count)
     pieces = map(piece_label, pieces_of(trained, top.indices.tolist()))
@@ -531,7 +531,7 @@ for adjective in ("nasse", "hohe"):
         (8, "layer 3, cross"),
         (9, "end"),
     ):
-        print(f"{adjective}, {name}: {likeliest(stages[stage], 3)}")
+        print(f"{adjective}, {name}: {best_tokens(stages[stage], 3)}")
 # %% [markdown]
 # It is no habit: with "hohe" *water* is gone. Layer 2's cross-attention fetches what the adjective means. For "hohe" it has the word at once, for "nasse" only something wet. In layer 3 *wet* overtakes *water* right after cross-attention. Is this sublayer the cause? Reading can't tell. Cutting can:
 
@@ -540,7 +540,7 @@ for layer in (2, 3):
     cut = [(attention_layers(model)["cross"][layer - 1], head) for head in range(8)]
     with heads_changed(cut, torch.zeros_like):
         print(
-            f"without layer {layer}'s: {likeliest(logit_lens(model, dog.src, dog.tgt)[-1, at], 3)}"
+            f"without layer {layer}'s: {best_tokens(logit_lens(model, dog.src, dog.tgt)[-1, at], 3)}"
         )
 
 # %% [markdown]
