@@ -58,9 +58,8 @@ from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from scripts import ROOT, runs_folder
-from scripts.book.charts import titled
 from scripts.book.exercises import check, outcome
-from scripts.book.figures.training import fall_chart, history_chart
+from scripts.book.figures.training import controls_chart, fall_chart, history_chart
 from scripts.book.records import load_record
 from scripts.ch06_training import Batch, EpochReport, LabelSmoothing, batch_loss, train_step
 from scripts.ch07_multi30k import token_batches
@@ -94,13 +93,13 @@ assert history.val_bleu[2] > history.val_bleu[18] / 2
 history_chart(history.reset_index(), "Half of the BLEU comes with two of 18 epochs", case=11)
 
 # %% [markdown]
-# It had half after three minutes. English comes first, then the words of these captions, rare ones by luck: *Iglu* is in two training captions, and the shipped model, with the same seed, says *illuminum*.
+# It had half after three minutes. Training loss starts above validation's: it has dropout, and is a mean over the epoch. Rare words come by luck: *Iglu* is in two training captions, and the shipped model, with the same seed, says *illuminum*.
 #
 # ## The run
 #
 # > **In short.** Batches (chapter 7), model (4), training step (6), search (8): a run joins them, and knows how far it has come.
 #
-# With a GPU this notebook makes that run itself, without one a toy of half a minute, on 1,200 captions of the sample corpus; the outputs stored here are the toy's. `SHORT_RUN` is smaller still, for experiments.
+# With a GPU this notebook repeats the run above; without one it trains a toy for half a minute, on 1,200 captions of the sample corpus. The outputs stored here are the toy's. `SHORT_RUN` is smaller still, for experiments.
 
 # %%
 gpu = torch.cuda.is_available()
@@ -176,9 +175,9 @@ class Run:
 
     def step(self, batch: Batch) -> None:
         """One optimizer step."""
-        self.optimizer.param_groups[0]["lr"] = self.rate(self.steps_taken + 1)
-        parts = self.model, [batch], self.criterion, self.optimizer, self.config.clip
-        self.report += train_step(*parts)
+        optimizer, clip = self.optimizer, self.config.clip
+        optimizer.param_groups[0]["lr"] = self.rate(self.steps_taken + 1)
+        self.report += train_step(self.model, [batch], self.criterion, optimizer, clip)
         self.done, self.steps_taken = self.done + 1, self.steps_taken + 1
 
     def train_epoch(self) -> None:
@@ -268,7 +267,7 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## The trainer
 #
-# > **In short.** A state holds all that the next step depends on. So a resumed run ends as if nothing had happened: on a CPU, to the last bit.
+# > **In short.** A state holds all that the next step depends on. So a resumed run ends as if nothing had happened: on the same CPU, to the last bit.
 #
 # Many scripts save only `model.state_dict()`. The next step depends on more:
 #
@@ -277,7 +276,7 @@ with tempfile.TemporaryDirectory() as folder:
 # - the number of steps done, from which the rate follows (if the settings are the same);
 # - the random generator's state (`torch.get_rng_state()`), from which dropout draws.
 #
-# For later rows and for the choice of the best epoch we add the history, and the sums of the epoch in progress.
+# We add the history, for the choice of the best epoch, and the sums of the epoch in progress.
 #
 # First comes a tiny run that nothing interrupts; an interrupted one has to end where it does. It has dropout: otherwise training draws no random numbers, and nobody notices a forgotten generator.
 
@@ -463,24 +462,24 @@ with tempfile.TemporaryDirectory() as place:
         assert differs.any() == (kind is EmptyLoad)
 
 # %% [markdown]
-# With our `load` none differs, with the empty one all. The other seed matters: without it a trainer that starts again from step 0 ends with the same bits, and the empty `load` would pass. A [test](../tests/test_ch09_training_run.py) kills one process at a random moment, `make audit` ten.
+# With our `load` none differs, with the empty one all. The other seed matters: without it the empty `load`, too, ends with the same bits. A [test](../tests/test_ch09_training_run.py) kills one process at a random moment, `make audit` ten.
 #
 # ### What if it forgets?
 #
-# The toy's state from before its last epoch is still on the disk. Five runs train that epoch again, four of them with a part reset to a new run's. `away` is how far from the first run's weights the others end, divided by how far the first moved. **Predict.** Which single part costs most BLEU?
+# The toy's state from before its last epoch is still on the disk. Seven runs train that epoch again. In four of them one part, or all three, is what a new run has (`epoch`: the batches of epoch 1); two take the batches of epochs 2 and 3. `away` is how far from the first run's weights the others end, divided by how far the first moved. **Predict.** Which single part costs most BLEU?
 
 # %%
 run = Trainer(toy, few_pairs(1200, held_out=60), Path(workplace.name))
 run.resume()
 run.fit()  # only with a GPU the toy is still to train
 tensors, numbers = read_state(run.saved()[-2])
+run.load(tensors, numbers)
+start, ends, scores = all_weights(run), {}, {}
 zeros = {name: 0 * tensor for name, tensor in tensors.items() if " of " in name}
-resets = {"nothing": ({}, {}), "epoch": ({}, {"epoch": 1}), "steps": ({}, {"steps_taken": 0})}
-resets |= {"optimizer": (zeros, {}), "all three": (zeros, {"epoch": 1, "steps_taken": 0})}
-ends, scores = {}, {}
-for forgotten, (new_tensors, new_numbers) in resets.items():
-    run.load(tensors | new_tensors, numbers | new_numbers)
-    start = all_weights(run)
+resets = {"nothing": {}, "epoch": {"epoch": 1}, "steps": {"steps_taken": 0}, "optimizer": zeros}
+resets["all three"] = zeros | {"epoch": 1, "steps_taken": 0}
+for forgotten, new in (resets | {f"(batches of {n})": {"epoch": n} for n in (2, 3)}).items():
+    run.load(tensors | new, numbers | new)
     run.train_epoch()
     ends[forgotten], scores[forgotten] = all_weights(run), validate(run.trained, run.data)
     scores[forgotten]["last_rate"] = run.rate(run.steps_taken) / toy.lr  # as a share of the peak
@@ -490,7 +489,7 @@ away = [(end - ends["nothing"]).norm() / (start - ends["nothing"]).norm() for en
 table.assign(away=[f"{share:.1f}" for share in away])
 
 # %% [markdown]
-# The count of steps: 16 BLEU here, 11 and 24 with seeds 2 and 3. The rate warms up again and ends near its peak, where it should be 0. The other two parts end far away, too, but cost at most 1.4 BLEU: far isn't worse. A script that saves only the weights forgets all three.
+# The count of steps: 16 BLEU. The rate warms up again and ends near its peak, where it should be 0. The other two end 0.6 and 0.8 of a move away and lose at most 1.4 BLEU, little more than other batches do: the run is another one, hardly a worse one. A script that saves only the weights forgets all three, and the generator, which this toy without dropout doesn't miss.
 #
 # ## When a number isn't one
 #
@@ -525,7 +524,7 @@ scores = 40 + 0.5 * torch.randn(100_000, 18)  # so many such contests
 print(f"the best of 18 equal models seems to have {scores.max(dim=1).values.mean():.1f}")
 
 # %% [markdown]
-# A maximum flatters. (Models that translate the same captions share a part of the error. If that is 80% of its variance, only 20% differs between them, and the best still gains $\sqrt{0.2}\cdot 0.9=0.4$; 0.9 is the gain above.) A test set chooses no epoch, so its score isn't flattered: report that, taken once, at the end.
+# A maximum flatters. (Models judged on the same captions share most of that error. Were 80% of its variance shared, the best would still gain $\sqrt{0.2}\cdot 0.9=0.4$.) A test set chooses no epoch: report its score, taken once, at the end.
 
 # %%
 split = "test_2016_flickr" if gpu else "test"
@@ -538,16 +537,16 @@ print(f"{split}, {len(sources):,} captions: BLEU {score:.1f}")
 #
 # > **In short.** BLEU falls by 2.5 points while both losses fall. Some outputs don't end, and a loss never meets them.
 #
-# **Symptom.** Epoch 11 of the run at the top. (The shipped model's training, with the same seed, lost 3.2 there.) `end_loss` is the unsmoothed validation loss at `</s>`, `length_ratio` the outputs' length over the references'.
+# **Symptom.** Epoch 11 of the run at the top. `end_loss` is the unsmoothed validation loss at `</s>`, `length_ratio` the outputs' length over the references'.
 
 # %%
 fall, chance = born["fall"], born["fall"]["difference"]
-print(f"95% interval (chapter 10): {chance['low']:+.1f} to {chance['high']:+.1f} BLEU")
+print(f"the fall's 95% interval (chapter 10): {chance['low']:+.1f} to {chance['high']:+.1f} BLEU")
 print("beam of 5, epochs 10 and 11:", *(row["bleu"] for row in fall["by a beam of 5"].values()))
 history.loc[10:12, ["train_loss", "val_loss", "end_loss", "bleu", "length_ratio"]].round(2)
 
 # %% [markdown]
-# **Suspects.** *Chance* in the choice of captions: this is the deepest of 17 changes, but epoch 11 lies 3.5 under the mean of its neighbours, four times the fall's standard error, 0.86. *Forgotten endings*: after the reference's words the model ends as surely as before (`end_loss`). *Greedy decoding*: a beam's BLEU doesn't fall, so greed has a part. *Dropout*, with an unlucky draw. *The batches* that came last. **Predict.** Which of the last two?
+# **Suspects.** *Chance*: the interval doesn't know that this is the deepest of 17 changes; the grey band below is a better judge. *Forgotten endings*: after the reference's words the model ends as surely as before (`end_loss`). *Greedy decoding*: a beam's BLEU doesn't fall, so greed has a part. Left are *dropout*, by an unlucky draw, and *the batches* that came last. **Predict.** Which?
 #
 # **Instrument.** Read an output that grew. Then train the epoch again, and translate after every fifth step.
 
@@ -556,33 +555,32 @@ example = fall["examples"][4]
 print(example["source"], example["before"], example["after"][:200] + " …", sep="\n")
 print("cut before repeats, epochs 10 and 11:", *history.bleu_cut[[10, 11]])
 long_steps = {241: 35, 243: 24, 244: 43, 245: 33, 246: 21}  # and the mean length of their targets
-titled(
-    fall_chart(fall["step by step"], end=255, long_steps=long_steps),
-    "After five long steps outputs grow and BLEU falls; epoch 12 repairs it in five steps",
-    "The axes don't begin at 0. In epoch 12 BLEU falls once more, but the outputs stay short.",
-)
+title = "With five long steps outputs grow and BLEU falls; five steps of epoch 12 shorten them"
+fall_chart(fall["step by step"], title, end=255, long_steps=long_steps)
 
 # %% [markdown]
-# Greedy decoding may repeat itself up to its limit; a loss reads only reference words, so never sees it. Cut where they begin to repeat, epoch 11's texts are 0.3 BLEU behind epoch 10's, not 2.5. Batches hold targets of similar length (chapter 7); the five marked steps hold the longest of the last twenty, on average 21 to 43 pieces (the other fifteen: 10 to 19). Are they to blame?
+# Greedy decoding may repeat itself up to its limit; a loss reads only reference words, so never sees it. Cut where they begin to repeat, the texts lose 1.7 BLEU from step 240 on, not 4.0 (against epoch 10's end 0.3, not 2.5). Batches hold targets of similar length (chapter 7); the five marked steps hold the longest of the last twenty (the other fifteen: 10 to 19 pieces). Are they to blame?
 #
-# **Control.** Each row is one run. Steps 195 to 240 alone range over 2.7 BLEU, so less says nothing. The last row changes epoch 12, the seven above it 11.
+# **Control.** Each row is one run. The first two are the original; the last replays epoch 12, the others 11.
 #
 # - *Its long steps*: the five marked ones.
 # - *Order*: shuffled by another seed.
 # - *Long steps late*: the epoch's five longest steps, moved to step 241.
-# - `loops`: of 1,014 outputs, those that say the same pieces four times in a row.
+# - *Loops*: of 1,014 outputs, those that say the same pieces four times in a row.
 
 # %%
 names = {"as many before them first": "steps 236 to 240 first"}
 was = history.loc[[11, 12]].rename("epoch {}".format)
 controls = pd.DataFrame(fall["controls"]).T.rename(names)
 controls.loc["epoch 12, long steps late"] = fall["next epoch, long steps late"]
-pd.concat([was, controls])[["bleu", "length_ratio", "loops"]].astype({"loops": int})
+steady = [row for row in fall["step by step"] if row["step"] < min(long_steps)]
+title = "Three runs leave the band: those with the marked steps near their end"
+controls_chart(pd.concat([was, controls]), steady, title)
 
 # %% [markdown]
-# **Culprit.** The order of the steps, not dropout: with another draw BLEU falls, too. With the marked steps first it stays; with five others first it falls. So this fall needs the marked steps near the end. Whether for their length, one run can't say: in three other orders long steps late do no harm.
+# **Culprit.** The order of the steps, not dropout: with another draw BLEU falls, too. With the marked steps first it stays; with five others first it falls. So this fall seems to need the marked steps near the end. Length alone isn't enough: in three other orders long steps late leave BLEU in the band, though in two of them twice as many outputs loop.
 #
-# *What if it forgets?* showed what a high rate at the end costs. Here, at 39% of the peak, a greedy score depends on the last few steps; from 14% down to 0, the last four epochs end within 0.3 BLEU.
+# At 39% of the peak rate a greedy score depends on the last few steps (we didn't vary the rate); from 14% down to 0, the last four epochs end within 0.3 BLEU.
 #
 # ## Averaging checkpoints
 #
@@ -621,7 +619,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # > **In short.** Each GPU takes a batch of its own. Average the gradients over tokens, not over processes.
 #
-# Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is $g = \sum_r \nabla L_r \,/ \sum_r n_r$. PyTorch's `DistributedDataParallel` (DDP) replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. A process that divides by its own $n_r$ makes a mean of means: in chapter 6 it missed the gradient by 48%, with shares of 18, 32 and 77 tokens.
+# Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is $g = \sum_r \nabla L_r \,/ \sum_r n_r$. PyTorch's `DistributedDataParallel` (DDP) replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. A process that divides by its own $n_r$ makes a mean of means: in chapter 6 it missed the gradient by 48% with shares of 18, 32 and 77 tokens, by 0.4% with four of about 270.
 #
 # ## The engine does the same, faster
 #
@@ -636,7 +634,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # **Pitfall: more processes are another recipe.** `--max_tokens 2048` is the size of one process's batch. A step of four processes has four such batches, and an epoch a quarter of the steps. Divide `--max_tokens` by four for steps of the old size.
 #
-# This repeats the shipped model's training ([record](../results/multi30k-de-en.json)):
+# This repeats the shipped model's training ([record](../results/multi30k-de-en.json)); `bleu` is by a beam of 5:
 
 # %%
 print(record["repeat"].partition(" --publish")[0].replace(" --epochs", " \\\n  --epochs"))
@@ -645,7 +643,7 @@ pd.DataFrame(record["test"]).T[["bleu", "bleu_greedy", "bleu_lowercased"]]
 # %% [markdown]
 # ## Summary
 #
-# - A state holds all that the next step depends on. The test: killed, resumed with another seed set, a run ends on a CPU with the same bits.
+# - A state holds all that the next step depends on. The test: killed, resumed with another seed set, a run ends on the same CPU with the same bits.
 # - Give files a checksum, write them whole, and keep the previous one. Check for NaN before a weight moves.
 # - Validate by translating, keep the best epoch, test once at the end.
 # - Average gradients over tokens, not over processes.

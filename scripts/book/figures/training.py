@@ -63,6 +63,7 @@ def history_chart(history: pd.DataFrame, title: str, case: int) -> alt.HConcatCh
     bleu = half + bleu.encode(x) + ring
     panels = (bleu | loss.encode(x)).resolve_scale(color="independent")
     caption = f"Dashed: half of the last BLEU. Ring: the dip of epoch {case}, this chapter's Case."
+    caption += f" Both losses fall through epoch {case}."
     return titled(panels, title, caption, wrap=78)  # the legend stays in its panel
 
 
@@ -79,12 +80,13 @@ def diary(frame: pd.DataFrame) -> alt.HConcatChart:
 
 
 def fall_chart(
-    rows: Sequence[Mapping[str, float]], end: int, long_steps: Mapping[int, int]
+    rows: Sequence[Mapping[str, float]], title: str, *, end: int, long_steps: Mapping[int, int]
 ) -> alt.VConcatChart:
     """How long translations are, and their BLEU, around the epoch's `end`.
 
     A second curve is the BLEU of the texts cut where they begin to repeat. A line marks each of
-    the `long_steps`, which come with the mean length of their targets.
+    the `long_steps`, which come with the mean length of their targets; a grey band spans the BLEU
+    before them.
     """
     names = {"bleu": "as it is", "bleu_cut": "cut before repeats"}
     frame, size = pd.DataFrame(rows), {"points": True, "width": 480, "height": 130}
@@ -106,10 +108,42 @@ def fall_chart(
         label = alt.Chart(pd.DataFrame({"step": [step], "text": [text]}))
         label = label.mark_text(align=align, lineBreak="\n", baseline="top")
         above += label.encode(x, y=alt.value(5), text="text:N")
-    x = x.title("step since the epoch began")
-    below = alt.layer(long_lines.encode(x), mark.encode(x), bleu.encode(x))
-    panels = alt.vconcat(above, below)
-    return panels.resolve_scale(color="independent")  # the legend stays in its panel
+    x = x.title("step since epoch 11 began")
+    steady = band(frame[frame["step"] < min(long_steps)], "bleu", "y")
+    below = alt.layer(steady, long_lines.encode(x), mark.encode(x), bleu.encode(x))
+    panels = alt.vconcat(above, below).resolve_scale(color="independent")  # its panel's legend
+    caption = "The axes don't begin at 0. Grey: the BLEU before the long steps."
+    return titled(panels, title, caption)
+
+
+def band(frame: pd.DataFrame, column: str, axis: str) -> alt.Chart:
+    """A grey band over the range of a column, across the whole panel."""
+    ends = pd.DataFrame({"low": [frame[column].min()], "high": [frame[column].max()]})
+    ends = alt.Chart(ends).mark_rect(color=GREY, opacity=0.25)
+    return ends.encode(**{axis: "low:Q", f"{axis}2": "high:Q"})
+
+
+def controls_chart(
+    runs: pd.DataFrame, steady: Sequence[Mapping[str, float]], title: str
+) -> alt.HConcatChart:
+    """Two dots for each run: its BLEU, and how many outputs loop; bands span the `steady` looks."""
+    looks, size = pd.DataFrame(steady), {"width": 190, "height": 26 * len(runs)}
+    frame = runs.rename_axis("run").reset_index()[["run", "bleu", "loops"]]
+    frame["out"] = frame["bleu"] < looks["bleu"].min()
+    color = alt.Color("out:N", legend=None).scale(domain=[False, True], range=PALETTE[:2])
+    panels = []
+    for column, name, form in (("bleu", "validation BLEU", ".2f"), ("loops", "loops", "d")):
+        labels = alt.Axis(labelLimit=0) if column == "bleu" else None
+        y = alt.Y("run:N", sort=[*frame["run"]], title=None, axis=labels)
+        x = alt.X(f"{column}:Q", title=name).scale(zero=column == "loops")
+        base = alt.Chart(rounded(frame)).encode(x, y, color)
+        text = base.mark_text(align="left", dx=8).encode(text=alt.Text(f"{column}:Q", format=form))
+        dots = base.mark_circle(size=80, opacity=1)
+        panels.append((band(looks, column, "x") + dots + text).properties(**size))
+    caption = (
+        f"Grey: the range of steps {looks['step'].min()} to {looks['step'].max()} of epoch 11."
+    )
+    return titled(alt.hconcat(*panels), title, f"{caption} The BLEU axis doesn't begin at 0.")
 
 
 RECIPES_OF_SIZES = ("by size", "one for all", "longer")
