@@ -63,11 +63,9 @@ from scripts.core.products import affine
 #
 # > **In short.** Before you make a program faster, know the least time it can take, the time it takes, and what it does in between.
 #
-# A training step of our model takes about a second on a CPU. Is that good?
+# A training step of chapter 9's model takes about a second on a CPU. Is that good?
 #
-# We use chapter 9's model in batches of 2,048 tokens a side.
-#
-# We time PyTorch *as it comes*: a large tensor's memory goes back to the system when the tensor is freed. A program that keeps it for its next tensors (chapter 12) has *memory kept*.
+# Our batches have 2,048 tokens a side. We time PyTorch *as it comes*: a large tensor's memory (32 MiB or more, sometimes less) goes back to the system when the tensor is freed. A program that keeps it (chapter 12) has *memory kept*.
 
 
 # %%
@@ -191,7 +189,7 @@ print(f"{forward:,} FLOPs forward, {both:,} with the backward pass")
 # %% [markdown]
 # ### A rule of thumb
 #
-# Each weight of a matrix takes part in one multiplication and one addition for each token, and in twice as many in the backward pass. With $P$ weights and $n$ tokens on each side:
+# Each weight of a matrix takes part in one multiplication and one addition for each token, and in twice as many in the backward pass. (Looking up costs nothing: the rule fits since our one table is also the logits' matrix.) With $P$ weights and $n$ tokens on each side:
 #
 # $$ \text{FLOPs of a step} \approx 6\,P\,n $$
 #
@@ -207,7 +205,7 @@ print(f"{exact / 1e9:.1f} billion FLOPs counted, {rule / 1e9:.1f} by the rule")
 #
 # ## How many bytes?
 #
-# > **In short.** Numbers must come from memory before they are multiplied. What counts is how much is done with each byte.
+# > **In short.** Numbers come from memory. What counts is how much is done with each byte.
 #
 # The *arithmetic intensity* of an operation is
 #
@@ -217,11 +215,11 @@ print(f"{exact / 1e9:.1f} billion FLOPs counted, {rule / 1e9:.1f} by the rule")
 #
 # ## Two rates of a machine
 #
-# > **In short.** A machine is two numbers: how many FLOPs it does in a second, and how many bytes it moves.
+# > **In short.** A machine is two numbers: how many FLOPs it does, and how many bytes it moves, in a second.
 #
 # On a CPU PyTorch has two libraries for products. `F.linear` takes one, on x86 processors Intel's MKL; our `affine(x, weight, bias, onednn)` can ask the other, oneDNN, for the same product.
 #
-# A first call loads code and fetches memory, so it isn't timed. Disturbances only make calls longer, so we take the shortest of several. On one thread we count the processor's seconds, not the clock's: other programs matter little.
+# A first call loads code, so it isn't timed. Disturbances only make calls longer: we take the shortest of several, on one thread by the processor's seconds, not the clock's.
 
 
 # %%
@@ -257,14 +255,14 @@ print(f"{this_rate / 1e9:.0f} billion FLOP/s, {this_bandwidth / 1e9:.0f} billion
 # %% [markdown]
 # ## The roofline
 #
-# > **In short.** An operation takes at least as long as the slower of its two parts: multiplying numbers, or moving them. Its intensity decides which.
+# > **In short.** An operation takes at least as long as the slower of its parts: multiplying numbers, or moving them.
 #
 # With the rate $r$ in FLOP/s and the bandwidth $w$ in bytes a second, if the machine computes and moves at the same time:
 #
 # $$ \text{seconds} \;\ge\; \max\Big(\frac{\text{FLOPs}}{r},\; \frac{\text{bytes}}{w}\Big)
 #    \qquad\Longleftrightarrow\qquad \text{speed} = \frac{\text{FLOPs}}{\text{seconds}} \;\le\; \min\big(r,\; w\cdot I\big) $$
 #
-# The two limits meet at the *ridge*, $I = r/w$. An operation left of it is *memory-bound*: arithmetic waits for memory. One right of it is *compute-bound*.
+# The two limits meet at the *ridge*, $I = r/w$. An operation left of it is *memory-bound*: its limit is the memory. One right of it is *compute-bound*.
 
 
 # %%
@@ -276,7 +274,7 @@ def roof_seconds(flops: float, size: float, rate: float, bandwidth: float) -> fl
 # %% [markdown]
 # ### The operations of our step
 #
-# Now the operations of chapters 1 to 6, at the sizes of a full batch. Most have a second way to the same result, which we call *fused*: one call of PyTorch, or for a product, oneDNN. For what isn't a product FLOPs are a convention: a few for each number.
+# Now the operations of chapters 1 to 6, at the sizes of a full batch. Most have a second way, which we call *fused*: one call of PyTorch, or for a product, oneDNN. For what isn't a product FLOPs are a convention, a few for each number (that moves a dot along the slanted roof).
 
 
 # %%
@@ -340,7 +338,7 @@ assert gain["LayerNorm"] > 1.5
 speed.roofline_chart(operations, *rates)
 
 # %% [markdown]
-# All but the large products are memory-bound. Yet few wait for memory: LayerNorm, the loss and dropout stay far below the roof, the residual sum is above it. And `F.linear` is half as fast as oneDNN.
+# All but the large products are memory-bound. Yet few reach that limit: LayerNorm, the loss, dropout and attention stay far below the roof, the residual sum is above it. And `F.linear` is half as fast as oneDNN.
 #
 # ## Why the dots are where they are
 #
@@ -348,9 +346,9 @@ speed.roofline_chart(operations, *rates)
 #
 # **Narrow instructions?** On this page's processor, an AMD, oneDNN calculates with 512 bits at a time. We guess that Intel's MKL uses only 256. Then oneDNN must be nearly as slow when it may use no more. It is: started with `ONEDNN_MAX_CPU_ISA=AVX2`, this notebook prints a rate of 115 billion FLOP/s.
 #
-# **Too many bytes?** Chapter 4's LayerNorm is a chain: variance and mean, a difference, two products, a sum. Each link reads and writes tensors. If that makes it slow, two ratios are equal: its time to the fused call's, its bytes to the least.
+# **Too many bytes?** Chapter 4's LayerNorm is a chain: variance and mean, a difference, two products, a sum. Each link reads and writes tensors. If so, it takes as many times the fused call's time as it moves times the least bytes.
 #
-# **One slow link?** PyTorch's profiler times each operation. *Self* time leaves out the operations that it calls. We want the most self time.
+# **One slow link?** PyTorch's profiler times each operation, without those that it calls: its *self* time.
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -365,7 +363,7 @@ inside.round(2)
 # %% [markdown]
 # - *Adam*: too many bytes, 2.6 times the least, in about as many times the time.
 # - *LayerNorm*: one slow link. It moves 4.5 times the least bytes, but takes far longer, most of it in `var_mean`.
-# - *Attention*: the fused call moves the least bytes, and is no faster. Its slowest link is products (`bmm`) of small matrices, 16 × 32.
+# - *Attention*: the fused call moves the least bytes, and is no faster. Its slowest link is many products of small matrices (`bmm`), (16, 32) by (32, 16).
 # - *Dropout*: most of it is drawing random numbers, which count as neither FLOPs nor bytes.
 # - *The loss*: one link, and a strange one: subtracting each row's maximum (`sub`).
 #
@@ -388,7 +386,7 @@ assert sweep["sum, kept result"].max() > 1.3 * sweep["sum, kept result"].iloc[-1
 speed.bandwidth_chart(sweep, this_bandwidth)
 
 # %% [markdown]
-# It was the cache: small tensors move faster than memory can, large ones don't. (These stay below the dashed line: before a processor writes to a separate result, it reads it.) But a *new* result of 64 MiB takes several times as long as a kept one.
+# It was the cache (three tensors share it): only small tensors move faster than memory can. (They stay below the dashed line, whose sum writes over what it has read: a separate result is first read, too, a fourth transfer.) But a *new* result of 64 MiB takes several times as long as a kept one.
 #
 # **Case: the slow subtraction.** *Symptom*: in the loss, a subtraction takes longer than exponentials. *Suspect*: its result is new, 64 MiB. *Instrument*: the system counts each *page* (mostly 4 KiB) of memory that it hands to a program.
 
@@ -403,13 +401,13 @@ assert pages < 10_000 or price > 0.5 * costs["seconds"]["kept result"]  # some s
 costs.round(3)
 
 # %% [markdown]
-# *Culprit*: pages. The system clears each before it hands it out, and as it comes, PyTorch gives them back after each use.
+# *Culprit*: pages. The system clears each before it hands it out. From 32 MiB on (the chart's cliff) the C library gives memory back after each use. The logits' product pays this, too: that's why it lies lower in the first chart.
 #
 # ## The floor of a step
 #
 # > **In short.** Put every product on the roof, let the optimizer touch each weight, and count the rest as free.
 #
-# Softmax, dropout, LayerNorm and sums could be done to numbers that pass by anyway. Adam must visit each weight, its gradient and its averages. (From the cache it can be faster than its floor.)
+# Softmax, dropout, LayerNorm and sums could be done to numbers that pass by anyway. Adam must visit each weight, gradient and average. (The floor supposes that all comes from memory, not from the cache.)
 
 
 # %%
@@ -423,7 +421,7 @@ def least_seconds(shape: Shape, lengths: Sequence, rate: float, bandwidth: float
 # %% [markdown]
 # ### The paper's step
 #
-# The paper's base model took 0.4 seconds a step on eight P100 GPUs (§5.2), with about 25,000 tokens a side in a batch (§5.1), an eighth of them on each GPU. A P100 does 9.5 TFLOP/s (§6.1, footnote 5) and moves 732 GB/s by its data sheet. We assume sentences of 25 tokens without padding, and no exchange of gradients. **Predict.** What share of those 0.4 seconds is the floor?
+# The paper's base model took 0.4 seconds a step on eight P100 GPUs (§5.2), with about 25,000 tokens a side in a batch (§5.1), an eighth of them on each GPU. A P100 does 9.5 TFLOP/s (§6.1, footnote 5) and moves 732 GB/s by its data sheet. We assume sentences of 25 tokens, and no exchange of gradients. **Predict.** What share of those 0.4 seconds is the floor?
 
 # %%
 paper = replace(BASE, vocab=PAPER_VOCAB)
@@ -435,7 +433,7 @@ print(f"floor {paper_floor:.2f} s of 0.40 s: {paper_floor / 0.4:.0%}")
 #
 # > **In short.** Predict a step from its parts, then measure the whole.
 #
-# The floor is one prediction of a step. Another is the sum of its operations, each measured alone, forward and backward. If the step takes longer, our list lacks something, or an operation takes longer among others. **Predict.** Which operation's backward pass is almost free?
+# Another prediction of a step is the sum of its operations, each measured alone, forward and backward. If the step takes longer, our list lacks something, or operations slow each other. **Predict.** Which operation's backward pass is almost free?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -466,7 +464,7 @@ print(f"{step_pages:,} new pages in it, at that price {price * step_pages / max(
 speed.beyond_chart(floor, beyond, whole)
 
 # %% [markdown]
-# Here about half of the time beyond the floor goes to products. Most of that is the library's: oneDNN would save a third of it in the forward pass alone, and the backward pass has twice as many products. Then come the loss (new memory), dropout (random numbers) and LayerNorm. The list lacks embeddings, biases, ReLU, clipping, copies, sums of gradients, and Python.
+# About half of the time beyond the floor goes to products. Most of that is the library's: oneDNN would save a third of it in the forward pass alone, which has a third of the products. Then come the loss (new memory), dropout (random numbers) and LayerNorm. The list lacks embeddings, biases, ReLU, clipping, copies, sums of gradients, and Python.
 #
 # `results/speed-steps.json` repeats this on another machine, with two threads and real captions. **Predict** from the pages' price: what is keeping memory worth?
 
@@ -477,11 +475,11 @@ for name, words in {"textbook": "as it comes", "textbook, memory kept": "memory 
     print(f"{words:12}{seconds:.2f} s, {seconds / record['floor_seconds']:.1f} floors")
 
 # %% [markdown]
-# 12% of the step.
+# It saves 12%. The pages' price foretold 0.17 of 1.50 s, 11%.
 #
 # ## How cost grows
 #
-# > **In short.** Change one size and keep the others. On two logarithmic axes a straight line is a power law, and its slope is the exponent.
+# > **In short.** Change one size only. On two logarithmic axes a straight line is a power law; its slope is the exponent.
 #
 # `results/speed-growth.json` is of another machine, as it comes. One size varies, the others stay at 32 tokens a sentence, 2,048 tokens a side, D = 256, 3 + 3 layers. **Predict** the slopes of time.
 
@@ -490,16 +488,16 @@ points = pd.DataFrame(load_record("speed-growth")["points"])
 speed.growth_chart(points[points["path"] == "textbook"])
 
 # %% [markdown]
-# - *Length*: the paper's Table 1 gives self-attention $O(L^2 D)$ operations, but here the projections' $O(L D^2)$ outweigh them.
-# - *Width*: the FLOPs grow almost with $D^2$, time more slowly. So a wider model uses a machine better.
+# - *Length*: at a fixed number of tokens Table 1's $O(L^2 D)$ a sentence grows with $L$ only, and the projections outweigh it: 15% more FLOPs from 8 to 256. Time grows by half: attention's FLOPs are slow (first chart).
+# - *Width*: the FLOPs' slope grows from 1.5 towards 2 (the logits' part, $DV$, grows only with $D$). Time's stays below it. So a wider model uses a machine better.
 #
 # ## Summary
 #
 # - A product takes $2ijk$ FLOPs, a step three times its forward pass: about $6\,P\,n$ in all.
 # - A machine has two rates, and an operation's intensity decides which can be its limit: its roof.
-# - Operations miss their roofs for reasons that one can test: another library (products), one slow link (LayerNorm, dropout), new memory (the loss), more bytes than needed (Adam).
+# - Operations miss their roofs for reasons that one can test: the library (products), one slow link (LayerNorm, dropout), new memory (the loss), bytes (Adam).
 # - The floor is every product at the roof plus Adam's traffic. On the record's machine our step took 4.1 floors as it comes, 3.7 with memory kept.
-# - At a fixed number of tokens, length costs little (here up to 256). From D = 256 on, time grows most with width.
+# - At a fixed number of tokens length costs little, and width most.
 #
 # ## Exercises
 #
