@@ -61,13 +61,11 @@ from scripts.core.products import affine
 # %% [markdown]
 # ## Three questions
 #
-# > **In short.** Before you make a program faster, know the least time it can take, the time it takes, and what it does in between.
+# > **In short.** Before you make a program faster, know the least time it can take, the time it takes, and where the difference goes.
 #
-# A training step of our model takes about a second on a CPU. Is that good?
+# A training step of chapter 9's model takes about a second on a CPU. Is that good?
 #
-# We use chapter 9's model in batches of 2,048 tokens a side.
-#
-# We time PyTorch *as it comes*: a large tensor's memory goes back to the system when the tensor is freed. A program that keeps it for its next tensors (chapter 12) has *memory kept*.
+# Our batches have 2,048 tokens a side. We time PyTorch *as it comes*: a large tensor's memory (32 MiB or more, sometimes less) goes back to the system when the tensor is freed. A program that keeps it (chapter 12) has *memory kept*.
 
 
 # %%
@@ -117,7 +115,7 @@ print(f"our model {parameter_count(SMALL):,} weights, the base sizes {parameter_
 #
 # $$ \frac{\partial\ell}{\partial X} = \frac{\partial\ell}{\partial Y}\,W \quad (i \times j), \qquad \frac{\partial\ell}{\partial W} = \Big(\frac{\partial\ell}{\partial Y}\Big)^{\!\top} X \quad (k \times j) $$
 #
-# two products of the same size. So a step has three times the FLOPs of its forward pass.
+# two products of the same size. So a step has thrice its forward pass's FLOPs.
 
 
 # %%
@@ -182,7 +180,7 @@ def random_batch(shape: Shape, sentences: int, length: int) -> Batch:
     return Batch(ids[0, :, 1:], ids[1])
 
 
-tiny_step = series_model(TINY), random_batch(TINY, 6, 10), (criterion := LabelSmoothing(0.1))
+tiny_step = series_model(TINY), random_batch(TINY, 6, 10), LabelSmoothing(0.1)
 forward = count_flops(lambda: batch_loss(*tiny_step))
 both = count_flops(lambda: batch_loss(*tiny_step)[0].backward())
 assert 3 * forward == both == step_flops(TINY, [(10, 10)] * 6)
@@ -191,7 +189,7 @@ print(f"{forward:,} FLOPs forward, {both:,} with the backward pass")
 # %% [markdown]
 # ### A rule of thumb
 #
-# Each weight of a matrix takes part in one multiplication and one addition for each token, and in twice as many in the backward pass. With $P$ weights and $n$ tokens on each side:
+# Each weight of a matrix takes part in one multiplication and one addition for each token, and in twice as many in the backward pass. (Looking up costs nothing: the rule fits since our one table is also the logits' matrix.) With $P$ weights and $n$ tokens on each side:
 #
 # $$ \text{FLOPs of a step} \approx 6\,P\,n $$
 #
@@ -207,7 +205,7 @@ print(f"{exact / 1e9:.1f} billion FLOPs counted, {rule / 1e9:.1f} by the rule")
 #
 # ## How many bytes?
 #
-# > **In short.** Numbers must come from memory before they are multiplied. What counts is how much is done with each byte.
+# > **In short.** Numbers come from memory. What counts is how much is done with each byte.
 #
 # The *arithmetic intensity* of an operation is
 #
@@ -217,11 +215,11 @@ print(f"{exact / 1e9:.1f} billion FLOPs counted, {rule / 1e9:.1f} by the rule")
 #
 # ## Two rates of a machine
 #
-# > **In short.** A machine is two numbers: how many FLOPs it does in a second, and how many bytes it moves.
+# > **In short.** A machine is two numbers: how many FLOPs it does, and how many bytes it moves, in a second.
 #
-# On a CPU PyTorch has two libraries for products. `F.linear` takes one, on x86 processors Intel's MKL; our `affine(x, weight, bias, onednn)` can ask the other, oneDNN, for the same product.
+# On a CPU PyTorch has two libraries for products. `F.linear` takes one (on x86 Intel's MKL); our `affine(…, onednn)` can ask the other, oneDNN.
 #
-# A first call loads code and fetches memory, so it isn't timed. Disturbances only make calls longer, so we take the shortest of several. On one thread we count the processor's seconds, not the clock's: other programs matter little.
+# A first call loads code, so it isn't timed. Disturbances only make calls longer: we take the shortest of several, on one thread by the processor's seconds, not the clock's.
 
 
 # %%
@@ -232,11 +230,11 @@ def best_seconds(function: Callable[[], object], repeats: int = 10) -> float:
     return min(timeit.repeat(function, timer=clock, number=1, repeat=repeats))
 
 
-def matrix_rate(kind: torch.dtype = torch.float32, repeats: int = 5) -> float:
-    """FLOP/s of this machine's best product in `kind`: two squares of 2,048, by both libraries."""
+def matrix_rates(kind: torch.dtype = torch.float32, repeats: int = 5) -> list[float]:
+    """FLOP/s of the product of two squares of 2,048 in `kind`: by `F.linear`, by oneDNN."""
     a, b = torch.randn(2, 2048, 2048, dtype=torch.float32).to(kind)
     calls = [partial(affine, a, b, None, onednn) for onednn in (False, True)]
-    return 2 * 2048**3 / min(best_seconds(call, repeats) for call in calls)
+    return [2 * 2048**3 / best_seconds(call, repeats) for call in calls]
 
 
 def memory_bandwidth() -> float:
@@ -251,20 +249,21 @@ def memory_bandwidth() -> float:
 # %%
 # NBVAL_IGNORE_OUTPUT
 torch.set_num_threads(1)
-rates = this_rate, this_bandwidth = matrix_rate(repeats=10), memory_bandwidth()
-print(f"{this_rate / 1e9:.0f} billion FLOP/s, {this_bandwidth / 1e9:.0f} billion bytes/s")
+speeds = np.array([*matrix_rates(repeats=10), memory_bandwidth()])
+rates = speeds[:2].max(), speeds[2]
+print("F.linear {:.0f}, oneDNN {:.0f} billion FLOP/s; {:.0f} billion bytes/s".format(*speeds / 1e9))
 
 # %% [markdown]
 # ## The roofline
 #
-# > **In short.** An operation takes at least as long as the slower of its two parts: multiplying numbers, or moving them. Its intensity decides which.
+# > **In short.** An operation takes at least as long as the slower of its parts: multiplying numbers, or moving them.
 #
 # With the rate $r$ in FLOP/s and the bandwidth $w$ in bytes a second, if the machine computes and moves at the same time:
 #
 # $$ \text{seconds} \;\ge\; \max\Big(\frac{\text{FLOPs}}{r},\; \frac{\text{bytes}}{w}\Big)
 #    \qquad\Longleftrightarrow\qquad \text{speed} = \frac{\text{FLOPs}}{\text{seconds}} \;\le\; \min\big(r,\; w\cdot I\big) $$
 #
-# The two limits meet at the *ridge*, $I = r/w$. An operation left of it is *memory-bound*: arithmetic waits for memory. One right of it is *compute-bound*.
+# The two limits meet at the *ridge*, $I = r/w$. An operation left of it is *memory-bound*: its limit is the memory. One right of it is *compute-bound*.
 
 
 # %%
@@ -276,7 +275,7 @@ def roof_seconds(flops: float, size: float, rate: float, bandwidth: float) -> fl
 # %% [markdown]
 # ### The operations of our step
 #
-# Now the operations of chapters 1 to 6, at the sizes of a full batch. Most have a second way to the same result, which we call *fused*: one call of PyTorch, or for a product, oneDNN. For what isn't a product FLOPs are a convention: a few for each number.
+# Now the operations of chapters 1 to 6, for a full batch. Most have a second way, which we call *fused*: one call of PyTorch, or for a product, oneDNN. For what isn't a product FLOPs are a convention, a few for each number (that moves a dot along the slanted roof).
 
 
 # %%
@@ -296,12 +295,11 @@ D, L, V, heads, model = SMALL.d_model, 16, SMALL.vocab, SMALL.h, series_model(SM
 x, y, logits = (torch.randn(TOKENS, width) for width in (D, D, V))
 q, k, v = torch.randn(3, TOKENS // L, heads, L, D // heads)
 mask = torch.ones(TOKENS // L, 1, 1, L, dtype=torch.bool)
-labels = torch.randint(EOS + 1, V, (TOKENS,))
+labels, criterion = torch.randint(EOS + 1, V, (TOKENS,)), LabelSmoothing(0.1)
 attend, sdpa = (partial(f, q, k, v, mask) for f in (attention, F.scaled_dot_product_attention))
 norm, fused_norm, dropout = LayerNorm(D), nn.LayerNorm(D), nn.Dropout(SMALL.dropout)
-for weight in (weights := list(model.parameters())):
-    weight.grad = torch.randn_like(weight)
-adam, fused_adam = (torch.optim.Adam(weights, lr=1e-4, fused=fused) for fused in (None, True))
+batch_loss(model, random_batch(SMALL, 2, L), criterion)[0].backward()  # for Adam: any gradients
+adam, fused_adam = (torch.optim.Adam(model.parameters(), 1e-4, fused=f) for f in (None, True))
 
 # %% [markdown]
 # The three encoder and three decoder layers have nine attentions and six feed-forward networks: 15 residual sums and, with two at the end, 17 LayerNorms.
@@ -336,21 +334,21 @@ with torch.no_grad():
     operations["seconds"] = operations["call"].map(best_seconds)
     operations["fused seconds"] = operations["fused"].map(best_seconds, na_action="ignore")
 gain = operations["seconds"] / operations["fused seconds"]
-assert gain["LayerNorm"] > 1.5
+assert gain["LayerNorm"] > 1.5 and (gain["attention"] < 1.5 or new_pages(attend) > 100)
 speed.roofline_chart(operations, *rates)
 
 # %% [markdown]
-# All but the large products are memory-bound. Yet few wait for memory: LayerNorm, the loss and dropout stay far below the roof, the residual sum is above it. And `F.linear` is half as fast as oneDNN.
+# All but the large products are memory-bound. Yet few reach that limit: LayerNorm, the loss, dropout and attention stay far below the roof, the residual sum is above it. And `F.linear` is half as fast as oneDNN.
 #
 # ## Why the dots are where they are
 #
 # > **In short.** Guess what holds an operation up, say what would refute the guess, and measure that alone.
 #
-# **Narrow instructions?** On this page's processor, an AMD, oneDNN calculates with 512 bits at a time. We guess that Intel's MKL uses only 256. Then oneDNN must be nearly as slow when it may use no more. It is: started with `ONEDNN_MAX_CPU_ISA=AVX2`, this notebook prints a rate of 115 billion FLOP/s.
+# **Narrow instructions?** On this page's processor, an AMD, oneDNN calculates with 512 bits at a time. We guess that Intel's MKL uses only 256. Then oneDNN must be nearly as slow when it may use no more. It is: started with `ONEDNN_MAX_CPU_ISA=AVX2`, this notebook prints 116 for oneDNN.
 #
-# **Too many bytes?** Chapter 4's LayerNorm is a chain: variance and mean, a difference, two products, a sum. Each link reads and writes tensors. If that makes it slow, two ratios are equal: its time to the fused call's, its bytes to the least.
+# **Too many bytes?** Chapter 4's LayerNorm is a chain: variance and mean, a difference, two products, a sum. Each link reads and writes tensors. If so, it takes as many times the fused call's time as it moves times the least bytes.
 #
-# **One slow link?** PyTorch's profiler times each operation. *Self* time leaves out the operations that it calls. We want the most self time.
+# **One slow link?** PyTorch's profiler times each operation, without those that it calls: its *self* time.
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -359,19 +357,22 @@ with torch.no_grad():
     moved, slowest = chains["call"].map(moved_bytes), chains["call"].map(slowest_inside)
 inside = pd.DataFrame(slowest.tolist(), chains.index, ["slowest link", "its share"])
 inside["bytes / least"], inside["time / fused"] = moved / chains["bytes"], gain[chains.index]
-assert {"aten::var_mean", "aten::bernoulli_"} <= set(inside["slowest link"])
+ways = partial(torch.var_mean, x, -1), lambda: (x - x.mean(-1, keepdim=True)).square().mean(-1)
+link, means = map(best_seconds, ways)
+assert {"aten::var_mean", "aten::bernoulli_"} <= set(inside["slowest link"]) and link > 2 * means
+print(f"var_mean {1e3 * link:.2f} ms, a mean and a mean of squares {1e3 * means:.2f} ms")
 inside.round(2)
 
 # %% [markdown]
 # - *Adam*: too many bytes, 2.6 times the least, in about as many times the time.
-# - *LayerNorm*: one slow link. It moves 4.5 times the least bytes, but takes far longer, most of it in `var_mean`.
-# - *Attention*: the fused call moves the least bytes, and is no faster. Its slowest link is products (`bmm`) of small matrices, 16 × 32.
+# - *LayerNorm*: one slow link, `var_mean`. A mean, and the mean of the squared differences, move more bytes and take a twentieth.
+# - *Attention*: the fused call moves the least bytes, and is no faster where no memory is new. Our slowest link is many products of small matrices (`bmm`), (16, 32) by (32, 16).
 # - *Dropout*: most of it is drawing random numbers, which count as neither FLOPs nor bytes.
-# - *The loss*: one link, and a strange one: subtracting each row's maximum (`sub`).
+# - *The loss*: one strange link: subtracting each row's maximum (`sub`).
 #
 # ### Bandwidth by size
 #
-# **Above the roof?** The residual sum's numbers may have stayed in the *cache*, a small, faster memory inside the processor. If so, larger tensors must fall to the roof. If we count too many bytes instead, sums of any size lie above.
+# **Above the roof?** The residual sum's numbers may have stayed in the *cache*, a small, faster memory inside the processor. If so, larger tensors fall to the roof. If we count too many bytes, sums of any size lie above.
 #
 # **New memory?** `x + y` makes a new tensor, `torch.add(x, y, out=z)` fills one that exists. **Predict.** Does it matter?
 
@@ -385,31 +386,32 @@ for count in (2**power for power in range(16, 26)):
     rows.append((kept.nbytes, *(3 * kept.nbytes / best_seconds(call) for call in sums)))
 sweep = pd.DataFrame(rows, columns=["result", "sum, kept result", "sum, new result"])
 assert sweep["sum, kept result"].max() > 1.3 * sweep["sum, kept result"].iloc[-1]
-speed.bandwidth_chart(sweep, this_bandwidth)
+speed.bandwidth_chart(sweep, rates[1])
 
 # %% [markdown]
-# It was the cache: small tensors move faster than memory can, large ones don't. (These stay below the dashed line: before a processor writes to a separate result, it reads it.) But a *new* result of 64 MiB takes several times as long as a kept one.
+# It was the cache (three tensors share it): only small tensors move faster than memory can. (Below the dashed line, since a separate result is first read, too: a fourth transfer.) But a *new* result of 64 MiB takes several times as long as a kept one.
 #
 # **Case: the slow subtraction.** *Symptom*: in the loss, a subtraction takes longer than exponentials. *Suspect*: its result is new, 64 MiB. *Instrument*: the system counts each *page* (mostly 4 KiB) of memory that it hands to a program.
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-subtract, kept = partial(torch.sub, logits, 1), torch.empty_like(logits)
-calls = {"new result": subtract, "kept result": partial(subtract, out=kept)}
-costs = [(best_seconds(call), new_pages(call)) for call in calls.values()]
-costs = pd.DataFrame(costs, list(calls), ["seconds", "new pages"])
-price, pages = costs.loc["new result"] - costs.loc["kept result"]
-assert pages < 10_000 or price > 0.5 * costs["seconds"]["kept result"]  # some systems keep pages
-costs.round(3)
+calls = partial(torch.sub, logits, 1), partial(torch.sub, logits, 1, out=logits.clone())
+(new, kept), (pages, kept_pages) = map(best_seconds, calls), map(new_pages, calls)
+assert pages < 10_000 or new > 1.5 * kept  # some systems keep pages
+print(f"new result {new:.3f} s, {pages:,} new pages; kept result {kept:.3f} s, {kept_pages:,}")
+step = partial(train_step, model, [random_batch(SMALL, len(even), L)], criterion, adam, 1.0)
+step()  # the first takes more
+step_pages, price = new_pages(step), (new - kept) / max(pages, 1)
+print(f"a step: {step_pages:,} new pages, at that price {step_pages * price:.2f} s")
 
 # %% [markdown]
-# *Culprit*: pages. The system clears each before it hands it out, and as it comes, PyTorch gives them back after each use.
+# *Culprit*: pages. The system clears each before it hands it out. A step's are seven tensors of the logits' size. From 32 MiB on (the chart's cliff) the C library gives memory back after each use. The logits' product pays this, too, so it lies lower in the first chart.
 #
 # ## The floor of a step
 #
 # > **In short.** Put every product on the roof, let the optimizer touch each weight, and count the rest as free.
 #
-# Softmax, dropout, LayerNorm and sums could be done to numbers that pass by anyway. Adam must visit each weight, its gradient and its averages. (From the cache it can be faster than its floor.)
+# Softmax, dropout, LayerNorm and sums could be done to numbers that pass by anyway. Adam must visit each weight, gradient and average. (All of it from memory, not from the cache.)
 
 
 # %%
@@ -423,7 +425,7 @@ def least_seconds(shape: Shape, lengths: Sequence, rate: float, bandwidth: float
 # %% [markdown]
 # ### The paper's step
 #
-# The paper's base model took 0.4 seconds a step on eight P100 GPUs (§5.2), with about 25,000 tokens a side in a batch (§5.1), an eighth of them on each GPU. A P100 does 9.5 TFLOP/s (§6.1, footnote 5) and moves 732 GB/s by its data sheet. We assume sentences of 25 tokens without padding, and no exchange of gradients. **Predict.** What share of those 0.4 seconds is the floor?
+# The paper's base model took 0.4 seconds a step on eight P100 GPUs (§5.2), with about 25,000 tokens a side in a batch (§5.1), an eighth of them on each GPU. A P100 does 9.5 TFLOP/s (§6.1, footnote 5) and moves 732 GB/s by its data sheet. We assume sentences of 25 tokens, and no exchange of gradients. **Predict.** What share of those 0.4 seconds is the floor?
 
 # %%
 paper = replace(BASE, vocab=PAPER_VOCAB)
@@ -435,7 +437,7 @@ print(f"floor {paper_floor:.2f} s of 0.40 s: {paper_floor / 0.4:.0%}")
 #
 # > **In short.** Predict a step from its parts, then measure the whole.
 #
-# The floor is one prediction of a step. Another is the sum of its operations, each measured alone, forward and backward. If the step takes longer, our list lacks something, or an operation takes longer among others. **Predict.** Which operation's backward pass is almost free?
+# Another prediction of a step is the sum of its operations, each measured alone, forward and backward. If the step takes longer, our list lacks something, or operations slow each other. **Predict.** Which operation's backward pass is almost free?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -448,25 +450,23 @@ print(f"floor {floor:.2f} s, sum of the parts {parts.sum():.2f} s")
 ratio.drop("Adam").sort_values().round(1).to_frame("backward / forward")
 
 # %% [markdown]
-# Dropout's: it draws no numbers. A product's takes about two forward passes, as its FLOPs say.
+# Dropout's, which draws no numbers, and the sum's, which hands its gradient on. A product's takes about two forward passes.
 #
 # **Predict.** How many seconds does a step take, and what takes most of those beyond the floor?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-step = partial(train_step, model, [random_batch(SMALL, len(even), L)], criterion, adam, 1.0)
-whole, step_pages = best_seconds(step, repeats=4), new_pages(step)
+whole = best_seconds(step, repeats=4)
 assert 0.5 < parts.sum() / whole < 1.2 and whole > 1.2 * floor
 passes = pd.Series(dict.fromkeys(products, 3) | {"Adam": 1})  # that the floor has of each
 beyond = parts.sub(passes * operations["times"] * operations["roof"], fill_value=0)
 beyond = beyond.rename(dict.fromkeys(linears, "products")).groupby(level=0).sum()
 saved = (operations["times"] * (forward - operations["fused seconds"]))[linears].sum()
 print(f"a step {whole:.2f} s, {whole / floor:.1f} floors; oneDNN would save {saved:.2f} s forward")
-print(f"{step_pages:,} new pages in it, at that price {price * step_pages / max(pages, 1):.2f} s")
 speed.beyond_chart(floor, beyond, whole)
 
 # %% [markdown]
-# Here about half of the time beyond the floor goes to products. Most of that is the library's: oneDNN would save a third of it in the forward pass alone, and the backward pass has twice as many products. Then come the loss (new memory), dropout (random numbers) and LayerNorm. The list lacks embeddings, biases, ReLU, clipping, copies, sums of gradients, and Python.
+# About half of the time beyond the floor goes to products. Most of that is the library's: oneDNN would save a third of it in the forward pass alone, which has a third of the products. Then come the loss (new memory), dropout (random numbers) and LayerNorm. The list lacks embeddings, biases, ReLU, clipping, copies, sums of gradients, and Python.
 #
 # `results/speed-steps.json` repeats this on another machine, with two threads and real captions. **Predict** from the pages' price: what is keeping memory worth?
 
@@ -477,11 +477,11 @@ for name, words in {"textbook": "as it comes", "textbook, memory kept": "memory 
     print(f"{words:12}{seconds:.2f} s, {seconds / record['floor_seconds']:.1f} floors")
 
 # %% [markdown]
-# 12% of the step.
+# It saves 12%, as the pages' price foretold (0.18 of 1.50 s).
 #
 # ## How cost grows
 #
-# > **In short.** Change one size and keep the others. On two logarithmic axes a straight line is a power law, and its slope is the exponent.
+# > **In short.** Change one size only. On two logarithmic axes a straight line is a power law; its slope is the exponent.
 #
 # `results/speed-growth.json` is of another machine, as it comes. One size varies, the others stay at 32 tokens a sentence, 2,048 tokens a side, D = 256, 3 + 3 layers. **Predict** the slopes of time.
 
@@ -490,16 +490,16 @@ points = pd.DataFrame(load_record("speed-growth")["points"])
 speed.growth_chart(points[points["path"] == "textbook"])
 
 # %% [markdown]
-# - *Length*: the paper's Table 1 gives self-attention $O(L^2 D)$ operations, but here the projections' $O(L D^2)$ outweigh them.
-# - *Width*: the FLOPs grow almost with $D^2$, time more slowly. So a wider model uses a machine better.
+# - *Length*: at a fixed number of tokens Table 1's $O(L^2 D)$ a sentence grows with $L$ only, and the projections outweigh it: 15% more FLOPs from 8 to 256. Time grows by half: attention's FLOPs are slow (first chart).
+# - *Width*: the FLOPs' slope grows from 1.5 towards 2 (the logits' part, $DV$, grows only with $D$). Time's stays below it. So a wider model uses a machine better.
 #
 # ## Summary
 #
 # - A product takes $2ijk$ FLOPs, a step three times its forward pass: about $6\,P\,n$ in all.
 # - A machine has two rates, and an operation's intensity decides which can be its limit: its roof.
-# - Operations miss their roofs for reasons that one can test: another library (products), one slow link (LayerNorm, dropout), new memory (the loss), more bytes than needed (Adam).
-# - The floor is every product at the roof plus Adam's traffic. On the record's machine our step took 4.1 floors as it comes, 3.7 with memory kept.
-# - At a fixed number of tokens, length costs little (here up to 256). From D = 256 on, time grows most with width.
+# - Operations miss their roofs for reasons that one can test: the library (products), one slow link (LayerNorm, dropout), new memory (the loss), bytes (Adam).
+# - The floor is every product at the roof plus Adam's traffic.
+# - At a fixed number of tokens length costs little, and width most.
 #
 # ## Exercises
 #

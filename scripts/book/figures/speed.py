@@ -93,10 +93,15 @@ def bandwidth_chart(sweep: pd.DataFrame, bandwidth: float) -> alt.TopLevelMixin:
     color = colored("operation", dict(zip(shown["operation"].unique(), PALETTE, strict=False)))
     curves = alt.Chart(rounded(shown)).mark_line(point={"filled": True, "size": 40})
     roof = alt.Chart(rounded(pd.DataFrame({"bandwidth": [bandwidth / 1e9]})))
+    cliff = alt.Chart(pd.DataFrame({"result": [32]}))  # from here on glibc keeps no freed memory
     layers = [
         roof.mark_rule(color=GREY, strokeDash=[5, 4]).encode(y),
         roof.mark_text(align="left", dx=6, dy=-8, color=GREY, text="memory").encode(
             y, x=alt.value(0)
+        ),
+        cliff.mark_rule(color=GREY, strokeWidth=1).encode(x),
+        cliff.mark_text(align="right", dx=-6, dy=8, color=GREY, text="32 MiB: given back").encode(
+            x, y=alt.value(0)
         ),
         curves.encode(x, y, color.title(None)),
     ]
@@ -163,6 +168,8 @@ def growth_chart(points: pd.DataFrame) -> alt.TopLevelMixin:
     rises = rises.groupby(points["axis"]).diff()
     points["slope"] = rises["time"] / rises["value"]  # from the value before
     assert points.groupby("axis")["slope"].last().idxmax() == "width"
+    width = points[points["axis"] == "width"][["value", "FLOPs", "time"]]
+    wider = width.iloc[-1] / width.iloc[0]
     used = points.melt(["axis", "value", "slope"], costs, "cost", "times").round({"slope": 1})
     used["times"] /= used.groupby(["axis", "cost"])["times"].transform("first")
     used = rounded(used)
@@ -190,7 +197,8 @@ def growth_chart(points: pd.DataFrame) -> alt.TopLevelMixin:
         panels.append(alt.layer(*layers).properties(width=230, height=170))
     return titled(
         alt.concat(*panels, columns=2),
-        "At a fixed number of tokens length costs little; in the end time grows most with width",
+        f"{wider['value']:.0f} times the width takes {wider['FLOPs']:.0f} times the FLOPs and "
+        f"{wider['time']:.0f} times the time",
         "A step's costs, as multiples of those at the smallest value. Memory: what autograd keeps "
         "for the backward pass. Dashed: slope 1. Numbers: the slope of time in each part; noise "
         "moves it by 0.2 over a doubling, between 9 and 12 layers by 0.5.",
@@ -204,7 +212,7 @@ def two_graphs() -> alt.TopLevelMixin:
         "Two graphs, and a loop that belongs to neither",
         "Read upwards. Three things go round: the token that the host chooses, the position that "
         "it counts, and past, which is the last step's present. Blue and orange: graphs. Pink: "
-        "the host. Green: keys and values. For a beam the host repeats rows of cross and src_mask.",
+        "the host. Green: keys and values.",
     )
 
 
@@ -220,6 +228,6 @@ def gaps_chart(gaps: list[list[float]]) -> alt.TopLevelMixin:
     return titled(
         square + frames,
         "Their graph is right where the position is 2, whatever it has read",
-        "How far an output of their graph is from ours; 3 rows, 5 source tokens. "
+        "Random inputs, so only 0 or not counts; 3 rows, 5 source tokens. Our graph: 0 everywhere. "
         "Framed: what a translation asks for, position T.",
     )
