@@ -114,7 +114,7 @@ def launches_chart(stages: pd.DataFrame, title: str) -> alt.TopLevelMixin:
     return titled(
         chart.properties(width=560, height=alt.Step(24)),
         title,
-        "A scheme of ten kernels; lengths are the record's, shared out evenly, as if a recorded "
-        "step were all kernels. Above, launches follow without a gap, and each kernel waits for "
+        "A scheme of ten kernels. Bar lengths: a tenth of the measured step, with and without a "
+        "recording. Above, launches follow without a gap, and each kernel waits for "
         "its own. Below, the CPU launches a recording once.",
     )
