@@ -31,29 +31,31 @@ GAINS = {  # title, name of the axis, caption
 }
 
 
-def waterfall_chart(gains: Mapping[str, float]) -> alt.TopLevelMixin:
-    """What each change gains on top of those before it: {change: ratio}, the cache's first."""
-    cache, *others = gains.values()
-    total = cache * math.prod(others)
-    frame = pd.DataFrame({"change": [*gains, "together"], "ratio": [*gains.values(), total]})
-    frame["to"] = [*itertools.accumulate(gains.values(), operator.mul), total]
-    frame["from"] = frame["to"] / frame["ratio"]
-    frame["label"] = frame["ratio"].map("×{:.1f}".format)
+def waterfall_chart(gains: Mapping[str, float], controls: Sequence[float]) -> alt.TopLevelMixin:
+    """What each change gains on top of those before it: {change: ratio}; the cache first."""
+    cache, *others, eight = gains.values()
+    total, low, high = math.prod(gains.values()), min(controls), max(controls)
+    frame = pd.DataFrame({"change": [*gains, "together", "control"]})
+    frame["to"] = [*itertools.accumulate(gains.values(), operator.mul), total, total * high]
+    frame["from"] = [1, *frame["to"][: len(gains) - 1], 1, total * low]
+    labels = [f"×{ratio:.{1 if ratio > 1.95 else 2}f}" for ratio in (*gains.values(), total)]
+    frame["label"] = [*labels, f"×{low:.2f} to ×{high:.2f}"]
     frame = rounded(frame)
     x = alt.X("from:Q", title="times as fast as computing every prefix anew")
-    x = x.scale(domain=[1, 1.2 * max(frame["to"].max(), frame["from"].max())], **LOG)
+    x = x.scale(domain=[1, 2.2 * frame["to"].max()], **LOG)
     x = x.axis(values=[1, 2, 4, 8, 16, 32], format="d")
     base = alt.Chart(frame).encode(bar_axis("change", frame["change"].tolist()))
-    color = alt.when("datum.change == 'together'").then(alt.value(GREY))
+    color = alt.when(alt.FieldOneOfPredicate("change", [*gains])).then(alt.value(PALETTE[0]))
     layers = [
-        base.mark_bar(height=18).encode(x, x2="to:Q", color=color.otherwise(alt.value(PALETTE[0]))),
+        base.mark_bar(height=18).encode(x, x2="to:Q", color=color.otherwise(alt.value(GREY))),
         base.mark_text(align="left", dx=6).encode(alt.X("to:Q"), text="label:N"),
     ]
     return titled(
         alt.layer(*layers).properties(width=420, height=alt.Step(28)),
-        f"The cache makes it {cache:.1f} times as fast, the rest {total / cache:.1f} times more",
-        "Greedy search for 64 captions, one thread. Each bar begins where the last one ends, on an "
-        "axis of factors. What a change gains depends on what stands before it.",
+        f"A cache makes it {cache:.1f} times as fast, all else exact {math.prod(others):.1f} "
+        f"times, 8 bits {eight:.1f} times",
+        "Greedy search for 64 captions, one thread. Each bar is one change; it begins where the "
+        "last one ends, on an axis of factors. Control: ways against themselves.",
     )
 
 
@@ -80,14 +82,16 @@ def gains_chart(name: str, gains: Mapping[str, Mapping[int, float]]) -> alt.TopL
 
 
 def tree_chart(
-    gains: Mapping[str, Mapping[tuple[int, int], float]], controls: Sequence[float]
+    races: Mapping[str, Mapping[tuple[int, int], tuple[float, float]]],
 ) -> alt.TopLevelMixin:
-    """Maps over beams and lengths, {attention: gains}: how many times as long copying takes."""
+    """Maps over beams and lengths, {attention: (gain, control)}: copying's time over the tree's."""
     look = {"scheme": "diverging", "domain": (-1, 1), "cell": (46, 36), "value_title": "ratio − 1"}
     look |= {"row_title": "tokens of each prefix", "column_title": "beam"}
-    maps = []
-    for name, ratios in gains.items():
-        table = pd.Series(ratios).unstack(level=0)  # lengths by beams
+    maps, controls = [], []
+    for name, race in races.items():
+        ratios = pd.DataFrame(race, index=["gain", "control"]).T
+        controls += ratios["control"].tolist()
+        table = ratios["gain"].unstack(level=0)  # lengths by beams
         texts = table.apply(lambda column: column.map("{:.2f}".format)).to_numpy()
         chart = heatmap(table.to_numpy() - 1, table.index, table.columns, texts=texts, **look)
         maps.append(chart.properties(title=name))
