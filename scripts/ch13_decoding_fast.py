@@ -78,7 +78,7 @@ torch.set_num_threads(1)
 # | `CopiedCache` | [`CachedDecoding`](../scripts/fast/decoding.py) |
 # | `greedy_decode`, `beam_search` | [`cached_greedy`, `cached_beam_search`](../scripts/fast/searching.py) |
 #
-# A trick's *gain* is how many times as long the work takes without it. A **control** is a function's gain over itself: what chance does. Models have 32 bits, on one thread.
+# A trick's *gain* is how many times as long the work takes without it. A **control** is a function's gain over itself: what chance does. Times are of 32-bit models, on one thread.
 
 
 # %%
