@@ -74,9 +74,9 @@ bf16 = multiplies_bf16(torch.device("cpu"))  # has this processor products of 16
 #
 # > **In short.** "Faster" is a ratio of two programs' times, taken in turns. A program that races itself shows what chance does.
 #
-# We climb a staircase. Each step makes the program below it faster, and must compute the same numbers. A *duel* times the two. In each round both run once, and only the ratio of their times counts, for a slow moment of the machine hits both. We count the processor's seconds (`time.process_time`), not the clock's, so other programs matter less.
+# We climb a staircase. Each stair makes the program below it faster, and must compute the same numbers. A *duel* times the two. In each round both run once, and only the ratio of their times counts: a slow spell hits both, and the median of the rounds drops a slow moment. We count the processor's seconds (`time.process_time`), not the clock's, so other programs matter less.
 #
-# **Your turn.** Write `duel`. Both programs run once to warm up. Then `before` begins the first round, `after` the second, and so on: who runs second finds a warmer or a fuller cache.
+# **Your turn.** Write `duel`. Both run once to warm up. Then `before` begins the first round, `after` the second, and so on: who runs second finds a warmer or a fuller cache.
 
 
 # %% tags=["yours"]
@@ -149,9 +149,11 @@ def show(ratios: list[float], what: str, at_least: float = 0.0) -> None:
     assert middle > at_least, "slower than any of our machines: does something else run?"
 
 
-def total_loss(model: nn.Module, batches: list[Batch]) -> float:
-    """The loss of all batches without dropout: what must stay the same."""
-    return sum(batch_loss(model.eval(), b, LabelSmoothing())[0].item() for b in batches)
+def loss_and_slope(model: nn.Module, batches: list[Batch]) -> list[float]:
+    """All batches' loss, and its gradient's length, without dropout: what must stay the same."""
+    loss = sum(batch_loss(model.eval(), batch, LabelSmoothing())[0] for batch in batches)
+    loss.backward()
+    return [loss.item(), nn.utils.clip_grad_norm_(model.parameters(), math.inf).item()]
 
 
 # %% [markdown]
@@ -161,16 +163,16 @@ def total_loss(model: nn.Module, batches: list[Batch]) -> float:
 rng = random.Random(0)
 pairs = [random_pair(rng) for _ in range(96)]
 to_longest = [make_batch(pairs[i : i + 32]) for i in (0, 32, 64)]
-show(duel(*[laps(to_longest[:1])] * 2), "the same again", at_least=0.8)
+show(duel(lap := laps(to_longest[:1]), lap), "the same again", at_least=0.8)
 
 # %% [markdown]
-# The control differs from 1 by a few percent. A step that gains less can't be seen here: that takes a larger model and more rounds.
+# The control differs from 1 by a few percent. To see less takes a larger model and more rounds.
 #
 # ## Padding
 #
 # > **In short.** The cheapest product is the one that you don't compute.
 #
-# The Annotated Transformer pads each pair to a fixed width, 72. Step one pads to the batch's longest sentence instead. Step two puts sentences of like length together (chapter 7's `token_batches`).
+# The Annotated Transformer pads each pair to a fixed width, 72. First stair: pad to the batch's longest sentence instead. Second: put sentences of like length together (chapter 7's `token_batches`).
 
 
 # %%
@@ -178,8 +180,8 @@ wide = lambda ids, width: F.pad(ids, (0, width - ids.size(1)))  # noqa: E731
 to_72 = [Batch(wide(b.src, 72), wide(b.full, 73)) for b in to_longest]  # a target loses one token
 plan = token_batches(pairs, max(batch.tgt_y.numel() for batch in to_longest), rng)
 in_buckets = [make_batch([pairs[i] for i in indices]) for indices in plan]
-losses = [total_loss(live_model(), batches) for batches in (to_longest, to_72, in_buckets)]
-assert np.allclose(losses, losses[0], rtol=1e-5)
+sums = [loss_and_slope(live_model(), batches) for batches in (to_longest, to_72, in_buckets)]
+assert np.allclose(sums, sums[0], rtol=1e-5)
 show(duel(laps(to_72), laps(to_longest), 3), "padded to the longest", at_least=1.5)
 show(duel(laps(to_longest), laps(in_buckets), 4), "sorted by length", at_least=1.1)
 
@@ -188,11 +190,11 @@ show(duel(laps(to_longest), laps(in_buckets), 4), "sorted by length", at_least=1
 #
 # > **In short.** Where a processor has products of 16-bit numbers, they take half the time or less. Weights, sums and Adam stay in 32 bits.
 #
-# A bfloat16, or *bf16*, is the first half of a float32: the same range, but 8 binary digits instead of 24. `torch.autocast` rounds both factors of a product to it, and softmax, ReLU and dropout between products are in 16 bits, too. Sums inside a product, weights, LayerNorm, the loss and Adam keep 32 bits (Micikevicius et al. 2018). So the numbers are the same only up to rounding. Most GPUs can do it, and some CPUs (AVX512-BF16, AMX).
+# A bfloat16, or *bf16*, is the first half of a float32: the same range, but 8 binary digits instead of 24. `torch.autocast` rounds both factors of a product to it, and on a CPU softmax, ReLU and dropout between products are in 16 bits, too. Sums inside a product, weights, LayerNorm, the loss and Adam keep 32 bits (Micikevicius et al. 2018). So the numbers are the same only up to rounding. Most GPUs can do it, and some CPUs (AVX512-BF16, AMX).
 
 # %%
 with torch.autocast("cpu", torch.bfloat16):
-    assert math.isclose(total_loss(live_model(), in_buckets), losses[0], rel_tol=0.01)
+    assert np.allclose(loss_and_slope(live_model(), in_buckets), sums[0], rtol=0.01)
 ratios = duel(laps(in_buckets), laps(in_buckets, half=bf16))
 show(ratios, "autocast", at_least=1.1 if bf16 else 0.8)
 
@@ -201,7 +203,7 @@ show(ratios, "autocast", at_least=1.1 if bf16 else 0.8)
 #
 # > **In short.** The C library gives a large freed tensor back to the operating system. The next one gets fresh pages, each zeroed first.
 #
-# glibc, the C library of most Linux systems, has settings that keep what is freed. They hold for the whole process, so the duel switches them back and forth. After it they stay on. (`USUAL` isn't quite glibc's own state, which adapts. A fresh process is as slow.)
+# glibc, the C library of most Linux systems, has settings that keep what is freed. They hold for the whole process, so the duel switches them back and forth. After it they stay on.
 
 
 # %%
@@ -222,6 +224,8 @@ kept = keep_memory()  # for the rest of the chapter
 show(ratios, "memory kept", at_least=0.8)
 
 # %% [markdown]
+# (glibc's own thresholds grow with use; `USUAL` sets their limits.)
+#
 # ## PyTorch's fused parts
 #
 # > **In short.** A *kernel* is one compiled loop over a tensor. An operation made of five kernels reads and writes its numbers five times; one kernel does so once.
@@ -247,7 +251,7 @@ class FusedNorm(LayerNorm):
 
 # %%
 fused_model = lambda: become(live_model(), LayerNorm, FusedNorm)  # noqa: E731
-assert math.isclose(total_loss(fused_model(), in_buckets), losses[0], rel_tol=1e-5)
+assert np.allclose(loss_and_slope(fused_model(), in_buckets), sums[0], rtol=1e-5)
 with_fused = laps(in_buckets, fused_model(), half=bf16, fused=True)
 show(duel(laps(in_buckets, half=bf16), with_fused, 10), "fused parts")
 qkv = torch.randn(3, 64, 4, 16, 32, requires_grad=True)  # each (B, H, T, d_k)
@@ -256,7 +260,7 @@ fused = lambda: F.scaled_dot_product_attention(*qkv, dropout_p=0.5).sum().backwa
 show(duel(plain, fused), "attention, alone")
 
 # %% [markdown]
-# The second duel shows a **dead end**. On a GPU, `scaled_dot_product_attention` is FlashAttention (Dao et al. 2022), which keeps no scores in memory. Its kernel for CPUs has no dropout. So here the function falls back to plain operations, and gains nothing. **Joint projections**, one product for Q, K and V, gained nothing, either ([record](../results/speed-steps.json)).
+# The second duel shows a **dead end**. On a GPU, in 16 bits and without a mask of one's own, `scaled_dot_product_attention` is FlashAttention (Dao et al. 2022), which keeps no scores in memory. Its kernel for CPUs has no dropout. So here the function falls back to plain operations, and gains nothing. **Joint projections**, one product for Q, K and V, gained nothing, either ([record](../results/speed-steps.json)).
 #
 # ## `torch.compile`
 #
@@ -276,13 +280,13 @@ else:
     print("duel: skipped, as there is no C++ compiler")
 
 # %% [markdown]
-# Without dropout the compiler's single pass is several times as fast. With dropout much of the gain is lost, for its C++ makes random numbers one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). Our whole step, with `torch.compile(batch_loss)`, became no faster. (A GPU makes random numbers in parallel.)
+# Without dropout the single pass is several times as fast. With dropout most of the gain is lost: random numbers take most of the time, and its C++ makes them one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). (A GPU makes them in parallel.)
 #
 # ## What dropout costs
 #
-# > **In short.** Dropout's arithmetic costs almost nothing. Its random numbers are among the most expensive of the step.
+# > **In short.** Dropout's arithmetic costs almost nothing; making its random numbers is nearly all of its time.
 #
-# A mask needs only a yes or a no. So we cut 64 random bits into four numbers of 16: an entry is dropped if its number is below $p\cdot 65{,}536$, rounded. The bits come from NumPy. So two things gain: the cut, and a generator that is faster than PyTorch's.
+# A mask needs only a yes or a no. So we have `random_` make 64 bits at once, and cut them into four numbers of 16. An entry is dropped if its number is among the $p\cdot 65{,}536$ lowest, rounded.
 
 
 # %%
@@ -291,10 +295,9 @@ DRAWS = 2**16  # the values of 16 random bits
 
 def keep_mask(shape: torch.Size, p: float, like: Tensor) -> Tensor:
     """1 where an entry stays and 0 where dropout takes it: `shape`, in the dtype of `like`."""
-    entries = math.prod(shape)
-    seed = int(torch.randint(2**63 - 1, ()))  # so `torch.manual_seed` decides the mask
-    bits = np.random.SFC64(seed).random_raw(math.ceil(entries / 4)).view(np.uint16)[:entries]
-    return torch.from_numpy(bits >= round(p * DRAWS)).to(like.dtype).view(shape)
+    bits = torch.empty(math.ceil(math.prod(shape) / 4), dtype=torch.int64).random_(-(2**63), None)
+    draws = bits.view(torch.int16)[: math.prod(shape)]  # −32,768 to 32,767
+    return (draws >= round(p * DRAWS) - DRAWS // 2).to(like.dtype).view(shape)
 
 
 def keep_scale(p: float) -> float:
@@ -319,7 +322,7 @@ with_bits = laps(in_buckets, become(fused_model(), nn.Dropout, BitDropout), bf16
 show(duel(with_fused, with_bits, 10), "dropout from 16 bits")
 
 # %% [markdown]
-# In this model dropout is a small part of a step, so little of the gain is left.
+# Dropout is a small part of this model's step, so little of the gain is left.
 #
 # ## A loss that never holds all logits
 #
@@ -329,9 +332,9 @@ show(duel(with_fused, with_bits, 10), "dropout from 16 bits")
 #
 # $$ \frac{\partial\ell}{\partial z} = P - Y,\qquad \frac{\partial\ell}{\partial X} = (P - Y)\,W,\qquad \frac{\partial\ell}{\partial W} = (P - Y)^\top X $$
 #
-# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. Only $P$ is a full matrix (N, V). $Y$ needs none: a row has one label, and $\varepsilon/V$ everywhere. So each gradient begins with the share of $\varepsilon/V$, which needs no logits. (In $\partial\ell/\partial X$ it is $-\varepsilon\,\bar w$ in each row, with $\bar w$ (D,) the mean row of $W$.) Then a loop makes `chunk` rows of logits at a time, overwrites them with $P$, subtracts $1-\varepsilon$ at each label, and adds the products.
+# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. Only $P$ is a full matrix (N, V). $Y$ needs none: a row has one label, and $\varepsilon/V$ everywhere. So each gradient starts as the part from $\varepsilon/V$ alone, which needs no logits. (In $\partial\ell/\partial X$ it is $-\varepsilon\,\bar w$ in each row, with $\bar w$ (D,) the mean row of $W$.) Then a loop makes `chunk` rows of logits at a time, overwrites them with $P$, subtracts $1-\varepsilon$ at each label, and adds the products.
 #
-# So the gradients are ready before the backward pass begins. A `Function` is an operation whose backward pass we write ourselves; `ctx` keeps what it needs.
+# A `Function` is an operation whose backward pass we write ourselves; `ctx` keeps what it needs: here, the gradients themselves.
 #
 # **Your turn.** Write `forward`.
 
@@ -393,7 +396,7 @@ assert torch.autograd.gradcheck(lambda *w: in_chunks(*w)[0], leaves)
 # %% [markdown]
 # `gradcheck` (chapter 1) compares our gradients with differences in float64.
 #
-# Now memory, through loss and backward pass, for 1,024 rows. `F.cross_entropy` smooths labels, too, in one line. (PyTorch 2.13 also has our idea, `F.linear_cross_entropy`, but with smoothing it makes no chunks.) **Predict.** How many tensors of 32 MiB, the logits' size, does the textbook hold at once?
+# Now memory, through loss and backward pass, for 1,024 rows. `F.cross_entropy` smooths labels, too, in one line. (PyTorch 2.13's `F.linear_cross_entropy` makes chunks, but not with smoothing.) **Predict.** How many tensors of 32 MiB, the logits' size, does the textbook hold at once?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -406,11 +409,10 @@ ways = {
 }
 backward = lambda way: ways[way]().backward()  # noqa: E731
 curves = {way: alive_bytes(backward, way) for way in ways}
-assert (times := max(curves["textbook"]) / max(curves["loss in chunks"])) > 2
-staircase.memory_chart(curves, f"The textbook's loss takes {times:.0f} times the memory of chunks")
+staircase.memory_chart(curves, logits=1024 * VOCAB * 4)
 
 # %% [markdown]
-# The textbook's backward pass holds five tensors as large as the logits. Now time:
+# Now time:
 
 # %%
 for way in ("F.cross_entropy", "loss in chunks"):
@@ -418,7 +420,7 @@ for way in ("F.cross_entropy", "loss in chunks"):
     show(duel(partial(backward, "textbook"), partial(backward, way), rounds=4), way)
 
 # %% [markdown]
-# `F.cross_entropy` takes one line, so begin there. Chunks save memory, not time. We keep them because the C below builds on them.
+# `F.cross_entropy` takes one line, so begin there. In this duel chunks save memory, and hardly any time. We keep them because the C below builds on them.
 #
 # ## Rows instead of rectangles
 #
@@ -494,9 +496,9 @@ start = (code := source.read_text("utf-8")).index("/* dropout(x) of")
 print(code[start : code.index("\n}\n", start) + 2])
 
 # %% [markdown]
-# All of a block's work happens in the nearest cache. `draw` makes the bits from a seed and the block's number `b` alone (Salmon et al. 2011). So the backward pass draws the *same* bits again, and nothing is kept. `gate` and `more` are for ReLU and the residual, which a step does in the same pass; here they are null. `PARALLEL` lets threads share the blocks; `SIMD` lets the processor compute 16 numbers at once.
+# All of a block's work happens in the nearest cache. `draw` makes the bits from a seed and the block's number `b` alone (Salmon et al. 2011). So the backward pass draws the *same* bits again, and nothing is kept. `gate` and `more` are for ReLU and the residual, which a step does in the same pass; here they are null. `PARALLEL` lets threads share the blocks; `SIMD` lets the processor compute 8 or 16 numbers at once.
 #
-# A C function is a call away: compile the file, load it, pass addresses. Like `BitDropout`, ours takes new bits and a new tensor for each call.
+# A C function is a call away: compile the file, load it, pass addresses.
 
 
 # %%
@@ -524,43 +526,41 @@ else:
     print("duel: skipped, as there is no C compiler")
 
 # %% [markdown]
-# The series' fast path, [`scripts/fast`](../scripts/fast/fast.py), goes on in this way: LayerNorm, the loss's softmax, and attention, a head of a sentence at a time, in the nearest cache. Tests hold its outputs and gradients equal to the textbook's.
+# The series' fast path, [`scripts/fast`](../scripts/fast/fast.py), goes on in this way: LayerNorm, the loss's softmax, attention. Tests hold its outputs and gradients equal to the textbook's.
 #
 # ## The whole staircase
 #
 # > **In short.** Some sixty lines make a step 14 times as fast. Nine hundred more bring another 1.3.
 #
-# Now chapter 9's model at full size, in seven rounds on one thread: `python -m scripts.studies.race_training stairs --save`. One step has no section above: *products by hand* keeps rows in 16 bits between products, where autocast converts them back and forth. **Predict.** Which part of the speed needs the most code?
+# Now chapter 9's model at full size, in seven rounds on one thread: `python -m scripts.studies.race_training stairs --save`. *Products by hand* has no section: rows stay in 16 bits between products, where autocast converts back and forth. **Predict.** Which part of the speed needs the most code?
 
 # %%
 stairs = load_record("speed-stairs")
 staircase.lines_chart(stairs)
 
 # %% [markdown]
-# Each rise says what a step is worth *on top of* those below it. Half of the 61 lines are chapter 7's `token_batches`.
+# Half of the 61 lines are chapter 7's `token_batches`. (`F.cross_entropy`, one line, has no stair: so the 900 lines race a weaker rival.)
 #
-# Here is each step against the one before: its lines of code, this page's live duel, and the rounds at full size. The last row is the **control**. A step is *seen* if its median at full size lies outside the control's range.
+# The table shows both ends of a stair: its worth where it is *added*, and how many times as long the finished program takes with it *taken out*. The latter is an [older race](../results/speed-steps.json) in 16 bits, with two threads, by the clock; blank: not recorded. The last row is the **control**. A stair is *seen* if its median, added, lies outside the control's range. **Predict.** At which end is *dropout from 16 bits* worth more?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-table = staircase.steps_table(stairs, LIVE)
+table = staircase.stairs_table(stairs, load_record("speed-steps")["half"], LIVE)
 assert (table["seen"] == "yes").sum() == 6 and table.loc["C", "seen"] == "yes"
 table
 
 # %% [markdown]
-# *Memory kept* isn't seen here. An [older race](../results/speed-peers.json), with two threads and by the clock, does see it: 1.23 to 1.30. *Loss in chunks*, *rows* and *products by hand* aren't seen, either. But the first saves nearly half the memory ([443 MiB instead of 793](../results/speed-steps.json)), and the C builds on all three. (Live, *loss in chunks*, *rows* and *C* were timed alone, not in a step.)
+# **A factor depends on what is below it.** *Dropout from 16 bits* is worth 1.15 where it stands, and 1.58 at the end, where all else is fast (there the drawing is part of the C). *Loss in chunks* is seen only at the end (1.16), and saves nearly half the memory (443 MiB instead of 793). The C builds on it, on *rows* and on *products by hand*. *Memory kept* is seen at neither end, but in the [textbook](../results/speed-peers.json), with two threads, it is worth 1.23 to 1.30. So one race's answer isn't another's. (Of *fused parts* LayerNorm alone is taken out. Live, *loss in chunks*, *rows* and *C* were timed alone.)
 #
-# **A factor depends on what is below it.** *Dropout from 16 bits* saves 0.18 of the last step's time, where it stands a factor of 1.15. In the slower program *sorted by length* the same seconds would be only 1.05.
+# **Do 16 bits learn as well?** Chapter 9's `small` was trained to the end in 16 and in 32 bits, in two versions of our code ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). The loss is as low. In 16 bits BLEU is lower on validation (by 0.1 and 0.9 at the best epoch), and differs on the test sets by −0.4 to 0 with a beam, by −0.3 to +0.2 without. Two pairs can't say whether that is chance.
 #
-# **Do 16 bits learn as well?** Chapter 9's `small` was trained to the end in 16 and in 32 bits, in two versions of our code ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). The loss is as low. In 16 bits, BLEU on the test sets differs by −0.4 to 0 with beam search, by −0.3 to +0.2 without. Two pairs can't say whether that is chance.
-#
-# **Against others.** In the older race each program has its best settings (16 bits and memory kept). A step of x-transformers takes 1.8 times as long as ours, MarianMTModel's 1.9, `nn.Transformer`'s 2.0 and the textbook's 2.2, with 2.2 to 2.6 times the memory. (Not all is equal: ours has the fused Adam, two of the others have 1.5% more weights, and x-transformers has fewer biases and less dropout.) `make bench` repeats the race on your machine.
+# **Against others.** In an [older race](../results/speed-peers.json) all have 16 bits and memory kept. A step of x-transformers takes 1.8 times as long as ours, MarianMTModel's 1.9, `nn.Transformer`'s 2.0 and the textbook's 2.2, with 2.2 to 2.6 times the memory. (Not all is equal: ours alone has the fused Adam, worth 1.01; x-transformers has less dropout.) `make bench` repeats the race.
 #
 # ## A GPU
 #
 # > **In short.** A GPU finishes one small task before Python asks for the next. So ask less often.
 #
-# On a GPU the CPU *launches* each kernel, and for a small model the launch takes longer than the kernel. So the staircase is another one. On an H200 we timed the same model's step in five stages: `python -m scripts.studies.waterfall small`. What is new:
+# On a GPU the CPU *launches* each kernel, and for a small model the launch takes longer than the kernel. On an H200 we timed the same model's step in five stages: `python -m scripts.studies.waterfall small`. What is new:
 #
 # - **Nothing waits.** Python never reads a number from the GPU, for the CPU would have to wait for it.
 # - **Few shapes.** Each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least. Then a whole [step](../scripts/core/steps.py) can be recorded once for each shape, and launched at once: a **CUDA graph**, the last stage.
@@ -572,7 +572,7 @@ stages = staircase.stages_frame(load_record("gpu-waterfall-small")["stages"])
 stages.round(2)
 
 # %% [markdown]
-# `times` compares each stage with the last one (a median of five rounds). All stages together bring 12.3, and the recording alone 9. Sixteen bits even lose 7%: each cast is one more kernel to launch.
+# `times` compares each stage with *recorded* (a median of five rounds). The recording alone brings 9. Sixteen bits even lose 14% (1 to 23% by round): each cast is one more kernel to launch. *Few shapes* alone can't be told (0.85 to 1.20), and no control ran here.
 
 # %%
 assert round(stages["times"]["few shapes"]) == 9
@@ -623,7 +623,7 @@ check(packed_attention)
 #
 # <details><summary>Answers</summary>
 #
-# 1. The control: a program against itself, in the same order. In an earlier race of ours, with a fixed order, all five of its ratios were below 1, by 1 to 4%.
+# 1. The control: a program against itself, in the same order. In an [earlier race](../results/speed-steps.json) of ours, with a fixed order, all five of its ratios in 16 bits were below 1, by 1 to 4%.
 # 2. The rate becomes 26/256, about 0.1016. The test hardly notices: five standard deviations are 0.0024, and the rate is off by 0.0016.
 #
 # </details>
