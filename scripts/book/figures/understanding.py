@@ -384,7 +384,7 @@ def budget_chart(bought: pd.DataFrame, start: float, title: str) -> alt.TopLevel
         alt.layer(*layers).add_params(slider).properties(width=480, height=320),
         title,
         "Each curve spends one budget; a unit is one pass of width 48. Rings: the best size. Dots "
-        "are read between trainings. In Jupyter, a slider sets the budget.",
+        "lie between passes, on a smooth curve. In Jupyter, a slider sets the budget.",
         wrap=80,
     )
 
@@ -415,7 +415,7 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
         parts.append(alt.layer(zero, dots.encode(below, error)).properties(height=90))
     return titled(
         alt.vconcat(*[part.properties(width=480) for part in parts]),
-        "Without dropout, size gains little when data are few",
+        "Size gains little when data are few",
         f"Dots: means of three seeds. Lines: the {law} law. Below: how far the runs lie above (+) "
         "or below each law.",
         wrap=80,
