@@ -39,7 +39,7 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 # %%
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -53,6 +53,7 @@ from torch import Tensor, nn
 from scripts import ROOT
 from scripts.book.exercises import check
 from scripts.book.figures.understanding import (
+    group_costs_chart,
     lens_chart,
     map_and_worth_chart,
     patch_chart,
@@ -317,46 +318,48 @@ together.round(2)
 # %% [markdown]
 # (The record's: the worths, and the cost of a layer's eight heads together, added up over layers. The others are live.) It isn't the disturbance: noise costs far less than silence. And the encoder's heads nearly add up: a layer costs 1.8 times its eight worths. Across it is 5.9 times, and all together cost 3.19 nats. While the others are there, hardly any head of cross-attention is missed.
 #
-# **Test 2.** Take stand-ins away, too. Sixty times we silence twelve heads of a kind, four of each layer, drawn by chance. If good aligners stand in for one another, it must cost much to lose many of them: the *worse* the silent heads align, the *less* is lost. If our explanation is wrong, the costs follow the sums of the worths.
+# **Test 2.** Are the good aligners special? We silence the four best of each layer, then the four worst.
 
 
 # %%
-def half_of_the_heads(kind: str, rng: np.random.Generator) -> list[tuple[str, int, int]]:
-    """Four heads, drawn by chance, of each of the three layers: kind, layer and number, from 0."""
-    return [(kind, layer, head) for layer in range(3) for head in rng.permutation(8)[:4].tolist()]
+def aligners(rates: Tensor) -> dict[str, list[tuple[str, int, int]]]:
+    """The heads of cross-attention by AER (N, H): the four best of each layer, and the four worst."""
+    best_first = rates.argsort(dim=-1)  # (N, H)
+    return {
+        name: [("cross", layer, head) for layer, row in enumerate(heads.tolist()) for head in row]
+        for name, heads in (("best", best_first[:, :4]), ("worst", best_first[:, -4:]))
+    }
+
+
+def group_costs(lost: Mapping[str, Tensor], tokens: int) -> dict[str, float]:
+    """Two groups' costs, their difference and its standard error, all in nats a token.
+
+    `lost` has what each pair (n,) loses without the group, by the group's name.
+    """
+    costs = {name: each.sum().item() / tokens for name, each in lost.items()}
+    best, worst = lost.values()
+    error = (best - worst).std().item() * math.sqrt(len(best)) / tokens
+    return costs | {"difference": (best - worst).sum().item() / tokens, "error": error}
 
 
 # %%
-draws = []
-for kind in ("encoder", "cross"):
-    rng, number = np.random.default_rng(0), telling[kind]
-    for _ in range(60):
-        half = half_of_the_heads(kind, rng)
-        own = lines.loc[[f"{kind} {n + 1}.{h + 1}" for _, n, h in half]]
-        lost = (changed_losses(model, batch, half, memory=memories[kind]) - whole).sum().item()
-        row = {"kind": kind, "has 1.7": ("cross", 0, 6) in half, number: own[number].mean()}
-        draws.append(row | {"sum of worths": own["silent"].sum(), "lost": lost / batch.ntokens})
-
-# %%
-panels, turned = {}, []
-for kind, groups in pd.DataFrame(draws).groupby("kind", sort=False):
-    for name in ("sum of worths", "lost"):
-        pairs = groups[[telling[kind], name]]
-        turned.append(spearmanr(pairs).statistic)
-        panels[f"{kind}: ρ = {turned[-1]:.2f}".replace("-", "−")] = pairs.rename(columns=plain)
-assert min(turned[:3]) > 0.5 and turned[3] < 0  # eight draws: −0.21 to −0.48
-title = "Across, the better a group of heads aligns, the more is lost without it"
-caption = "A dot: twelve heads silent together; across: their mean. Left: the sum of their worths. "
-map_and_worth_chart(panels, title, caption + "Right: what is really lost.", columns=2)
-
-# %%
-for has, part in groups.groupby(
-    "has 1.7"
-):  # the worst aligner is the costliest head: does it matter?
-    print(f"head 1.7 silent: {has}, ρ = {spearmanr(part[['AER', 'lost']]).statistic:.1f}")
+groups = aligners(error_rates(captions, aligned))
+lost = {
+    name: changed_losses(model, batch, heads, memory=memory) - whole
+    for name, heads in groups.items()
+}
+live = {"part": "our captions", "pairs": len(captions)} | group_costs(lost, batch.ntokens)
+stored = load_record("aligners-multi30k")
+names = {name: [f"cross {n + 1}.{h + 1}" for _, n, h in heads] for name, heads in groups.items()}
+assert names == stored["groups"]
+table = pd.DataFrame([live, *stored["lost"]]).set_index("part")
+sums = {name: round(lines.loc[heads, "silent"].sum(), 3) for name, heads in names.items()}
+print("sums of their worths:", sums)
+print(table.round(3))
+group_costs_chart(table)
 
 # %% [markdown]
-# Single worths say that good aligners are worth *less* (left, ρ = +0.8: the higher the error, the larger the sum). What is lost says the opposite (eight such draws give ρ = −0.21 to −0.48). In the encoder nothing turns. Nor is it one head's doing: ρ is below 0 with 1.7 and without. So the map wasn't wrong: good aligners have stand-ins, and one head's worth can't show what they do together.
+# PLACEHOLDER
 #
 # ### Zero, or the mean?
 #
