@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 40 with the code; a minute to run on a CPU |
 # | Before, after | [Chapter 15 · Looking inside](ch15_looking_inside.ipynb) · [Chapter 17 · A small GPT](ch17_small_gpt.ipynb) |
 #
-# *If you read only three cells:* the picture of *One road*, the chart of *Does the map tell?*, the last chart of *Who stands in for whom*.
+# *If you read only three cells:* the picture of *One road*, the chart of *Does the map tell?*, the chart of *Who stands in for whom*.
 #
 # Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary, **N** layers; $d_k = D/H$.
 
@@ -69,6 +69,7 @@ from scripts.ch06_training import PAD, Batch, greedy_decode
 from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch08_decoding import dropout_off
 from scripts.ch15_looking_inside import (
+    KINDS_OF_ATTENTION,
     attention_layers,
     cross_word_weights,
     dossiers,
@@ -225,7 +226,7 @@ print(
 print(f"{np.mean(errors):.3f}; {clear} of 72 are beyond two standard errors")
 
 # %% [markdown]
-# A head is worth 0.002 nats, and fifty captions measure that to ±0.004. With twenty times as many pairs the error is 4.5 times smaller. So we take worths from the record of 1,014 validation pairs (`python -m scripts.studies.heads --save`).
+# A head is worth 0.002 nats, and fifty captions measure that to ±0.004. With twenty times as many pairs the error is 4.5 times smaller. So we take worths from a record of 1,014 validation pairs (`python -m scripts.studies.heads` measures them).
 
 # %%
 record = load_record("heads-multi30k")
@@ -240,7 +241,7 @@ worth_chart(record["heads"], passed, record["splits"]["val"])
 #
 # ## Does the map tell?
 #
-# > **In short.** In the encoder it does. In cross-attention we see no sign of it.
+# > **In short.** In the encoder it does. In the decoder and in cross-attention we don't see it.
 #
 # Now chapter 15's question. We rank the 24 heads of a kind by a number of their map, and by their worth. *Spearman's ρ* compares two orders: 1 if they agree, −1 if one is the other reversed, near 0 if they have nothing to do with each other.
 
@@ -270,7 +271,9 @@ plain = {"silent": "worth", "previous": "weight on the previous token"}
 dots = {kind: h[[telling[kind], "silent"]].rename(columns=plain) for kind, h in of_kind.items()}
 title = "In the encoder the map tells a head's worth; elsewhere it isn't seen to"
 assert table["from"]["encoder, previous"] > 0 > table["from"]["cross, AER"]
-map_and_worth_chart(dots, title, "A dot is a head. Across: a number of its map. Up: its worth.")
+map_and_worth_chart(
+    dots, title, "A dot is a head. To the right: a number of its map. Up: its worth."
+)
 
 # %%
 bet = ["encoder 2.1", "encoder 3.2", "decoder 3.6", "cross 1.5", "cross 2.8", "cross 1.7"]
@@ -278,7 +281,7 @@ print(lines.loc[bet, "silent"].sort_values(ascending=False).round(4).to_dict())
 table
 
 # %% [markdown]
-# In the encoder the map tells: heads that look at the previous token, and sharp ones, are worth more (ρ = 0.71 and −0.75; both intervals are far from 0). In the decoder and across, every interval holds 0. Who bet on the best aligners, 1.5 and 2.8, has lost: they are worth nothing. The worst one, 1.7, is the costliest.
+# In the encoder the map tells: heads that look at the previous token, and sharp ones, are worth more (ρ = 0.71 and −0.75; both intervals are far from 0). Of these numbers none is seen to tell in the decoder or in cross-attention: every interval holds 0. (But worths are noisy there: about half of their spread is chance, a tenth in the encoder.) Who bet on the best aligners, 1.5 and 2.8, has lost: we can't see that they are worth anything. The worst one, 1.7, is the costliest of cross-attention.
 #
 # ## Who stands in for whom
 #
@@ -286,37 +289,45 @@ table
 #
 # So a worth may hide a head's work. **Test 1.** Silence all 24 heads of a kind. If no head stands in for another, that costs about the sum of the 24 worths.
 #
-# **The control.** Any disturbance may cost something. So we also disturb as much, and leave what the heads say in place: each head's words plus noise. It goes through the head's own $W^O$, and at each position it is as long there as what silence takes away.
+# **The control.** Any disturbance may cost something. So we also leave what the heads say in place and add noise to each. It goes through the head's own $W^O$, and at each position its length in the residual stream is that of what silence takes away. Eight noises together are somewhat shorter than eight heads, which point the same way. So we also take noise that is twice as long.
 
 
 # %%
-def noise_beside(head_output: Tensor, layer: MultiHeadedAttention, head: int) -> Tensor:
-    """What a head says, (B, T, d_k), plus noise that is as long in the residual stream."""
+def noise_beside(
+    head_output: Tensor, layer: MultiHeadedAttention, head: int, times: float = 1
+) -> Tensor:
+    """What a head says, (B, T, d_k), plus noise `times` as long in the residual stream."""
     columns = layer.project_output.weight.unflatten(1, (layer.h, -1))[:, head]  # (D, d_k)
     noise = torch.randn_like(head_output)
     lengths = [(x @ columns.T).norm(dim=-1, keepdim=True) for x in (head_output, noise)]
-    return head_output + noise * lengths[0] / lengths[1]
+    return head_output + times * noise * lengths[0] / lengths[1]
 
 
 # %%
+def noisy_losses(kind: str, times: float) -> Tensor:
+    """`reference_losses` (50,) while each head of a kind has noise beside it."""
+    with ExitStack() as noisy:
+        for layer, head in itertools.product(attention_layers(model)[kind], range(8)):
+            noise = partial(noise_beside, layer=layer, head=head, times=times)
+            noisy.enter_context(heads_changed([(layer, head)], noise))
+        return reference_losses(model, batch, memories[kind])
+
+
 torch.manual_seed(0)
 together = lines.groupby("kind", sort=False)[["silent"]].sum()
-together.columns = ["24 worths"]
-together["3 layers"] = pd.DataFrame(record["layers"]).groupby("kind")["silent"].sum()
-for kind, layers in attention_layers(model).items():
+together.columns = ["24 worths (val)"]
+layer_costs = pd.DataFrame(record["layers"]).groupby("kind")["silent"].sum()
+together["layer by layer (val)"] = layer_costs
+for kind in KINDS_OF_ATTENTION:
     peers = [head for head in every_head(model) if head[0] == kind]
-    silent = changed_losses(model, batch, peers, memory=memories[kind])
-    with ExitStack() as noisy:
-        for layer, head in itertools.product(layers, range(8)):
-            noise = partial(noise_beside, layer=layer, head=head)
-            noisy.enter_context(heads_changed([(layer, head)], noise))
-        disturbed = reference_losses(model, batch, memories[kind])
-    for name, losses in (("all silent", silent), ("all with noise", disturbed)):
-        together.loc[kind, name] = (losses - whole).sum().item() / batch.ntokens
+    losses = {"all silent (captions)": changed_losses(model, batch, peers, memory=memories[kind])}
+    losses |= {f"noise × {times} (captions)": noisy_losses(kind, times) for times in (1, 2)}
+    for name, each in losses.items():
+        together.loc[kind, name] = (each - whole).sum().item() / batch.ntokens
 together.round(2)
 
 # %% [markdown]
-# (The record's: the worths, and the cost of a layer's eight heads together, added up over layers. The others are live.) It isn't the disturbance: noise costs far less than silence. And the encoder's heads nearly add up: a layer costs 1.8 times its eight worths. Across it is 5.9 times, and all together cost 3.19 nats. While the others are there, hardly any head of cross-attention is missed.
+# (*val* is from the record: the sum of the 24 worths, then the cost of a layer's eight heads together, added up over layers. *captions* is live.) In the encoder a layer costs 1.8 times its eight worths, in the decoder 2.8 times, in cross-attention 5.9 times. All heads of cross-attention together cost 3.19 nats. NOISE While the others are there, hardly any head of cross-attention is missed.
 #
 # **Test 2.** Are the good aligners special? We silence the four best of each layer, then the four worst.
 
@@ -363,25 +374,14 @@ group_costs_chart(table)
 #
 # ### Zero, or the mean?
 #
-# Is 0 fair? The layers above may never have met it. **Mean-ablation** lets a head always say its average instead, which carries no news of any sentence, either.
-#
-# But this model did meet silence: in training, dropout took away a fifth of the attention weights. Where a row has all its weight on one key, and that is dropped, the head says nothing. We drop again, and count the rows that keep less than 5%. **Predict.** Where is the mean milder than 0?
+# Is 0 fair? The layers above may never have met it. **Mean-ablation** lets a head say its average over the split instead, which carries no news of any sentence, either. **Predict.** Where is the mean milder than 0?
 
 # %%
-rng, table = np.random.default_rng(0), []
-for kind, own in of_kind.items():
-    shares = []
-    for weights in (look.maps[kind].numpy() for look in looks):  # (N, H, T, S)
-        kept = rng.random((20, *weights.shape)) >= 0.2
-        shares.append(((weights * kept).sum(-1) < 0.05).mean((0, 3)))  # (N, H)
-    faint = np.mean(shares, axis=0).flatten()
-    agree = spearmanr(faint, own["mean"] - own["silent"]).statistic
-    table.append([kind, faint.mean(), own["silent"].sum(), own["mean"].sum(), agree])
-columns = ["kind", "nearly silent", "cost of 0", "of the mean", "ρ"]
-pd.DataFrame(table, columns=columns).set_index("kind").round(2)
+columns = {"silent": "cost of 0", "mean": "of the mean"}
+lines.groupby("kind", sort=False)[list(columns)].sum().rename(columns=columns).round(2)
 
 # %% [markdown]
-# It is milder nowhere; across it costs a third more than 0. So 0 isn't harsh here, and we keep it. But dropout isn't the whole reason: within a kind, the heads that fell silent more often don't bear 0 better (ρ of that share and of what the mean costs beyond 0).
+# (The costs of single heads, added up.) It is milder nowhere; in cross-attention it costs a third more than 0. So 0 isn't harsh here, and we keep it.
 #
 # ## Patch
 #
@@ -536,24 +536,25 @@ for adjective in ("nasse", "hohe"):
     ):
         print(f"{adjective}, {name}: {best_tokens(stages[stage], 3)}")
 # %% [markdown]
-# It is no habit: with "hohe" *water* is gone. Layer 2's cross-attention fetches what the adjective means. For "hohe" it has the word at once, for "nasse" only something wet. In layer 3 *wet* overtakes *water* right after cross-attention. Is this sublayer the cause? Reading can't tell. Cutting can:
+# It is no habit: with "hohe" *water* is gone. After layer 2's cross-attention the adjective can be read: for "hohe" the word itself, for "nasse" only something wet. In layer 3 *wet* overtakes *water* right after cross-attention. Are these sublayers needed? Reading can't tell. Cutting can:
 
 # %%
-for layer in (2, 3):
+for adjective, layer in itertools.product(("nasse", "hohe"), (2, 3)):
+    other = look_at(trained, f"Ein kleiner Hund läuft über die {adjective} Wiese.")
     cut = [(attention_layers(model)["cross"][layer - 1], head) for head in range(8)]
     with heads_changed(cut, torch.zeros_like):
-        print(
-            f"without layer {layer}'s: {best_tokens(logit_lens(model, dog.src, dog.tgt)[-1, at], 3)}"
-        )
+        log_p = logit_lens(model, other.src, dog.tgt)[-1, at]  # (V,)
+    print(f"{adjective}, without layer {layer}'s: {best_tokens(log_p, 3)}")
 
 # %% [markdown]
-# It isn't needed: without it the model still says *wet*. Without layer 2's it loses the word. Where a word is first *readable* isn't where it was *made*.
+# LENS Where a word is first readable isn't where it must be made.
 #
 # ## Summary
 #
 # - Everything is added to one stream. Cut what is added, patch what is there, read it early.
-# - A head's worth is what is lost without it, given all the others; beside noise of the same size.
-# - In the encoder a head's map predicts its worth. In cross-attention good aligners stand in for one another: each alone is worth nothing, many together are worth most.
+# - A head's worth is what is lost without it, given all the others. Compare it with noise.
+# - In the encoder a head's map predicts its worth. In cross-attention the heads stand in for one another: one is worth little, twelve together 7 to 10 times their sum. How well they align tells neither.
+# - A finding needs a second set of sentences.
 # - Patching shows what a state carries: in our pair, *her* rests on two German words at once.
 # - What can be read at a place wasn't necessarily made there.
 #

@@ -89,8 +89,11 @@ def head_shares_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
         "Four encoder heads look at the previous token; few heads at a separator",
         "Mean weight by target, for each layer.head. The top line is what even attention over the "
         "same sentences gives. Darker than that line: preferred. The decoder can't see the next "
-        "token; its separator is <s>, looked at by the later half of its queries.",
+        "token; <s> is its separator, and only the later half of the queries is counted.",
     )
+
+
+MOMENTS = {"writing": "the query about to write the word", "reading": "… that has just read it"}
 
 
 def links_over_maps(maps: Mapping[str, Tensor], pair: Any) -> alt.TopLevelMixin:
@@ -115,11 +118,11 @@ def links_over_maps(maps: Mapping[str, Tensor], pair: Any) -> alt.TopLevelMixin:
         hits[moment] = sum(
             (i, j) in pair.possible for j, i in enumerate(weights.argmax(-1).tolist())
         )
-        charts[f"the query that is {moment} the word"] = alt.layer(map_chart, frames)
+        charts[MOMENTS[moment]] = alt.layer(map_chart, frames)
     return titled(
         alt.hconcat(*named(charts)),
-        f"{hits['writing']} of {len(pair.english)} English words find their German word while "
-        f"being written, {hits['reading']} once read",
+        f"{hits['writing']} of {len(pair.english)} English words find their German word "
+        f"before they are written, {hits['reading']} once they are read",
         "One head, one caption. Rows: English words; columns: German words. Blue: weight. Frames: "
         "the links that we drew by hand. A head is right where a row's darkest cell is framed.",
     )
@@ -132,10 +135,10 @@ def alignment_rates_chart(rates: Mapping[str, Any]) -> alt.TopLevelMixin:
     for moment, rate in rates.items():
         layers = [f"layer {n + 1}" for n in range(len(rate))]
         heads = [str(h + 1) for h in range(len(rate[0]))]
-        maps[f"the query that is {moment} the word"] = heatmap(rate, layers, heads, **look)
+        maps[MOMENTS[moment]] = heatmap(rate, layers, heads, **look)
     return titled(
         alt.hconcat(*named(maps)),
-        "All 24 heads align better while a word is being written",
+        "All 24 heads align better in the query about to write",
         "Alignment error rate over fifty captions; lower is better, so pale is good. Left: the "
         "query about to write the word. Right: a step later, when it has read it.",
     )
@@ -145,7 +148,7 @@ def residual_stream() -> alt.TopLevelMixin:
     """One position's road through a decoder layer, and where one cuts, patches and reads."""
     return titled(
         drawn("residual_stream").chart(),
-        "Everything is added to one vector: three places to intervene",
+        "Everything is added to one vector: three places to look or act",
         "One position, read upwards: the first decoder layer, then the others. Each sublayer "
         "reads the stream and adds to it.",
     )
