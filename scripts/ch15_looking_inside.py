@@ -74,9 +74,9 @@ from scripts.fast.searching import cached_greedy
 #
 # > **In short.** A head that looks at the right word seems to be needed. Is it? This chapter looks; the next one cuts.
 #
-# A map says where a head looks, not what the model would lose without it. So we ask: **does a head's map predict its worth?** Here each head of chapter 9's model gets a *dossier*: its map, and a few numbers. At the end you bet. In [chapter 16](ch16_intervening.ipynb) we take heads away, and see who was right.
+# A map says where a head looks, not what would be lost without it. So: **does a head's map predict its worth?** Here each head of chapter 9's model gets a *dossier*: its map, and a few numbers. At the end you bet. [Chapter 16](ch16_intervening.ipynb) takes heads away.
 #
-# The model has three encoder layers, and three decoder layers with two attentions each, their own and cross-attention. So there are three kinds, each with 24 heads (eight a layer): 72 in all. We use fifty captions of our own, with our translations. Here are two.
+# The model has three encoder layers, and three decoder layers with two attentions each, their own and cross-attention. So there are three kinds, each with 24 heads (eight a layer): 72 in all. We use fifty captions of our own, with translations; here are two.
 
 # %%
 torch.set_default_dtype(torch.float64)  # the same numbers on every machine
@@ -244,7 +244,7 @@ def moved_rows(model: EncoderDecoder, look: Look, kind: str, side: str, at: int)
 
 
 # %% [markdown]
-# **Pitfall.** *Labelling the decoder's own map with source words.* The decoder's first self-attention comes before any look at the source. Exchange a German word, and the first layer's map doesn't move. Exchange the token that is *read* at position t, and it moves from row t on.
+# **Pitfall.** *Labelling the decoder's own map with source words.* The decoder's first self-attention comes before any look at the source. Exchange a German word, and this map doesn't move. Exchange the token *read* at position t, and it moves from row t on.
 
 # %%
 same_length = look_at(trained, captions[3].texts[0])
@@ -256,7 +256,7 @@ print("wrong names:", " ".join(map(piece_label, same_length.source)))
 print("right names:", " ".join(map(piece_label, same_length.read)))
 
 # %% [markdown]
-# **Pitfall.** *Cross-attention turned on its side, with another text's words.* Weights are a distribution over *keys*, so if the rows are queries, each sums to 1. And the queries belong to the text that the decoder *read*. No weight was ever computed for the words of the reference translation.
+# **Pitfall.** *Cross-attention turned on its side, with another text's words.* Weights are a distribution over *keys*, so if the rows are queries, each sums to 1. And the queries belong to the text that the decoder *read*. No weight was computed for the reference translation.
 
 # %%
 cross_map = park.maps["cross"][1, 7]  # (T, S)
@@ -268,7 +268,7 @@ print("reference:", captions[2].texts[1])
 # %% [markdown]
 # ## Numbers, not only pictures
 #
-# > **In short.** Nobody can look at 72 maps for each of a thousand sentences. So compute a few numbers for each head, averaged over all.
+# > **In short.** Nobody can look at 72 maps for a thousand sentences. So compute a few numbers for each head, averaged over all.
 #
 # For the row $w$ of weights of the query at position t:
 #
@@ -358,7 +358,7 @@ print(f"{len(record['heads'])} heads, {record['splits']['val']:,} sentences, {re
 head_shares_chart(record)
 
 # %% [markdown]
-# - **Positional heads**: in the encoder, yes. Four heads give 31 to 42% of their weight to the previous token, four to six times what even attention gives. In the decoder 3.8, 2.7 and 1.1 give it over twice the even share. (In cross-attention "same place", 0.30 against 0.07, is no sign of this: German and English captions have nearly the same order.)
+# - **Positional heads**: in the encoder, yes. Four heads give 31 to 42% of their weight to the previous token, four to six times what even attention gives. In the decoder 3.8, 2.7 and 1.1 give it over twice the even share. (Cross-attention's "same place", 0.30 against 0.07, is no sign of this: the two languages' word orders are alike.)
 # - **Sinks**: only a trace. On average the separators get *less* than from even attention. But two heads of the decoder's first layer, 1.4 and 1.7, give `<s>` twice as much.
 #
 # ## Does a head know which word translates which?
@@ -451,7 +451,7 @@ torch.testing.assert_close(by_hand, torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
 #
 # > **In short.** Two rows of a map may speak for a word: the query about to write it, and the one that has just read it.
 #
-# The links belong to *our* English text, so the decoder must read it: teacher forcing. Each English word gets the German word of its largest weight. But in which row? The literature uses both (Kobayashi et al. 2020, Chen et al. 2020).
+# The links belong to *our* English text, so the decoder must read it: teacher forcing. Each English word gets the German word of its largest weight. But in which row? Papers use both (Kobayashi et al. 2020, Chen et al. 2020).
 #
 # **Predict.** Which shows the alignment better: the query that must guess the word, or the one that was given it?
 
@@ -509,7 +509,7 @@ alignment_rates_chart(rates)
 # %% [markdown]
 # The query about to write shows the links better, in all 24 heads. Its largest weight lies on the German of the word that comes next.
 #
-# Is 0.2 good? The best of 24 heads can look good by luck. So each half of the captions is aligned by the head that was best on the other half. Beside it: the word at the same relative place, the mean of all heads' weights, and *IBM Model 1* (Brown et al. 1993), which counts words in the training pairs and these captions.
+# Is 0.2 good? The best of 24 heads can look good by luck. So each half of the captions is aligned by the head that was best on the other half. Beside it: the word at the same relative place, the mean of all heads' weights, and *IBM Model 1* (Brown et al. 1993), which counts words in training pairs and these captions.
 
 
 # %%
@@ -541,14 +541,13 @@ for name, links in methods.items():
     errors = [alignment_error(*zip(*(cases[i] for i in d), strict=True)) for d in draws]
     again[name] = torch.tensor(errors)
     low, high = again[name].quantile(middle).tolist()
-    print(
-        f"{name}: {alignment_error(*zip(*cases, strict=True)):.2f} (95%: {low:.2f} to {high:.2f})"
-    )
-gap = (again["the mean of all heads"] - again["the best head of the other half"]).quantile(middle)
-print("the mean minus the best head, 95%: {:.2f} to {:.2f}".format(*gap.tolist()))
+    error = alignment_error(*zip(*cases, strict=True))
+    print(f"{name}: {error:.2f} (95%: {low:.2f} to {high:.2f})")
+gap = again["the mean of all heads"] - again["the best head of the other half"]
+print("mean minus best head, 95%: {:.2f} to {:.2f}".format(*gap.quantile(middle).tolist()))
 
 # %% [markdown]
-# Nobody taught the heads to align. Yet the best head's AER is 0.6 times the guess's. It can't be told from the mean's, and 13 of the 24 heads are no better than the guess. A model of 1993 that only counts words, and has seen these captions, does better: 0.14. (The record holds its links; one person drew ours.)
+# Nobody taught the heads to align. Yet the best head's AER is 0.6 times the guess's. It can't be told from the mean's, and 13 of 24 heads are no better than the guess. A model of 1993 that only counts words, and has seen these captions, does better: 0.14. (The record holds its links; one person drew ours.)
 #
 # ## 72 dossiers
 #
@@ -621,7 +620,7 @@ check(rollout)
 #
 # *think · difficulty ●●○ · worth ●●○ · 10 minutes*
 #
-# The query that has just read a word aligns badly in this model. Papers on deeper models found it the better one in the lower layers. Both queries have the same keys. What might the first layers want with "which source word was that?", and why might three layers have no room for it?
+# The query that has just read a word aligns badly in this model. Papers on deeper models found it the better one in the lower layers. What might the first layers want with "which source word was that?", and why might three layers have no room for it?
 #
 # <details><summary>An answer</summary>
 #
