@@ -509,7 +509,7 @@ alignment_rates_chart(rates)
 # %% [markdown]
 # The query about to write shows the links better, in all 24 heads. Its largest weight lies on the German of the word that comes next.
 #
-# Is 0.2 good? The best of 24 heads can look good by luck. So each half of the captions is aligned by the head that was best on the other half. Beside it: the word at the same relative place, the mean of all heads' weights, and *IBM Model 1* (Brown et al. 1993), which counts words in training pairs and these captions.
+# Is 0.2 good? The best of 24 heads can look good by luck. So each half of the captions is aligned by the head that was best on the other half. Beside it: the word at the same relative place, the mean of all heads' weights, and *IBM Model 1* (Brown et al. 1993), which counts words in training pairs and our captions.
 
 
 # %%
@@ -547,7 +547,7 @@ gap = again["the mean of all heads"] - again["the best head of the other half"]
 print("mean minus best head, 95%: {:.2f} to {:.2f}".format(*gap.quantile(middle).tolist()))
 
 # %% [markdown]
-# Nobody taught the heads to align. Yet the best head's AER is 0.6 times the guess's. It can't be told from the mean's, and 13 of 24 heads are no better than the guess. A model of 1993 that only counts words, and has seen these captions, does better: 0.14. (The record holds its links; one person drew ours.)
+# Nobody taught the heads to align. Yet the best head's AER is 0.6 times the guess's. It can hardly be told from the mean's, and 13 of 24 heads are no better than the guess. A model of 1993 that only counts words, and has seen these captions, does better: 0.14. (The record holds its links; one person drew ours.)
 #
 # ## 72 dossiers
 #
@@ -571,7 +571,7 @@ even = pd.DataFrame(record["even"]).T.rename("even, {}".format)
 pd.concat([lines.loc[some], even])[numbers].round(2)
 
 # %% [markdown]
-# **Your bet.** Encoder 2.1 looks at the previous token, 3.2 at almost everything. Decoder 3.6 has the lowest entropy (but few keys: see *even*). Cross 1.5 and 2.8 are among the best aligners, 1.7 is the worst. Order these six by what the model would lose without each. (`lines` has all 72, and chapter 16 the answer.)
+# **Your bet.** Encoder 2.1 looks at the previous token, 3.2 at almost everything. Decoder 3.6 has the lowest entropy (but few keys: see *even*). Cross 1.5 and 2.8 are among the best aligners, 1.7 is the worst. Order these six by what the model would lose without each. (`lines` has all 72, chapter 16 the answer.)
 #
 # ## Summary
 #

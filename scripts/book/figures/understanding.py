@@ -150,7 +150,7 @@ def residual_stream() -> alt.TopLevelMixin:
         drawn("residual_stream").chart(),
         "Everything is added to one vector: three places to look or act",
         "One position, read upwards: the first decoder layer, then the others. Each sublayer "
-        "reads the stream and adds to it.",
+        "reads the stream and adds to it. (We patch the encoder's, which has no cross-attention.)",
     )
 
 
@@ -217,7 +217,7 @@ def group_costs_chart(table: pd.DataFrame) -> alt.TopLevelMixin:
         alt.layer(bar, dots).properties(width=400, height=alt.Step(32)),
         "On our captions the good aligners are missed more, elsewhere the bad ones",
         "Twelve heads of cross-attention silent together: the four best aligners of each layer, or "
-        "the four worst.",
+        "the four worst, by their AER on our captions.",
     )
 
 
