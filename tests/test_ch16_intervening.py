@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from scipy.stats import t as student
 from tiny import SRC, TGT
 
+from scripts.book.records import load_record, sha256
 from scripts.book.verdict import pass_together
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
@@ -28,6 +29,7 @@ from scripts.ch16_intervening import (
     preference,
     reference_losses,
 )
+from scripts.core.models import STUDIED
 from scripts.corpora.captions import aligned_pairs
 from scripts.studies import heads as study
 
@@ -134,6 +136,11 @@ def test_groups_of_aligners_and_what_they_cost():
     costs = group_costs({"best": torch.tensor([3.0, 5.0]), "worst": torch.tensor([1.0, 7.0])}, 10)
     assert list(costs.values())[:3] == [0.8, 0.8, 0.0]
     assert math.isclose(costs["error"], 0.4, rel_tol=1e-6)  # differences 2 and -2: √8 · √2 / 10
+
+
+def test_the_record_of_aligners_is_of_the_shipped_model():
+    record = load_record("aligners-multi30k")
+    assert record["weights_sha256"] == sha256(STUDIED / "model.safetensors")
 
 
 # Patching, the lens, and what weights do not tell
