@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 40 with the code; a minute to run on a CPU |
 # | Before, after | [Chapter 15 · Looking inside](ch15_looking_inside.ipynb) · [Chapter 17 · A small GPT](ch17_small_gpt.ipynb) |
 #
-# *If you read only three cells:* the picture of *One road*, the chart of *Does the map tell?*, the last chart of *Who stands in for whom*.
+# *If you read only three cells:* the picture of *One road*, the chart of *Does the map tell?*, the chart of *Who stands in for whom*.
 #
 # Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary, **N** layers; $d_k = D/H$.
 
@@ -39,7 +39,7 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 # %%
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -53,6 +53,7 @@ from torch import Tensor, nn
 from scripts import ROOT
 from scripts.book.exercises import check
 from scripts.book.figures.understanding import (
+    group_costs_chart,
     lens_chart,
     map_and_worth_chart,
     patch_chart,
@@ -68,6 +69,7 @@ from scripts.ch06_training import PAD, Batch, greedy_decode
 from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch08_decoding import dropout_off
 from scripts.ch15_looking_inside import (
+    KINDS_OF_ATTENTION,
     attention_layers,
     cross_word_weights,
     dossiers,
@@ -224,7 +226,7 @@ print(
 print(f"{np.mean(errors):.3f}; {clear} of 72 are beyond two standard errors")
 
 # %% [markdown]
-# A head is worth 0.002 nats, and fifty captions measure that to ±0.004. With twenty times as many pairs the error is 4.5 times smaller. So we take worths from the record of 1,014 validation pairs (`python -m scripts.studies.heads --save`).
+# A head is worth 0.002 nats, and fifty captions measure that to ±0.004. With twenty times as many pairs the error is 4.5 times smaller. So we take worths from a record of 1,014 validation pairs (`python -m scripts.studies.heads` measures them).
 
 # %%
 record = load_record("heads-multi30k")
@@ -239,7 +241,7 @@ worth_chart(record["heads"], passed, record["splits"]["val"])
 #
 # ## Does the map tell?
 #
-# > **In short.** In the encoder it does. In cross-attention we see no sign of it.
+# > **In short.** In the encoder it does. Elsewhere we don't see it.
 #
 # Now chapter 15's question. We rank the 24 heads of a kind by a number of their map, and by their worth. *Spearman's ρ* compares two orders: 1 if they agree, −1 if one is the other reversed, near 0 if they have nothing to do with each other.
 
@@ -269,7 +271,9 @@ plain = {"silent": "worth", "previous": "weight on the previous token"}
 dots = {kind: h[[telling[kind], "silent"]].rename(columns=plain) for kind, h in of_kind.items()}
 title = "In the encoder the map tells a head's worth; elsewhere it isn't seen to"
 assert table["from"]["encoder, previous"] > 0 > table["from"]["cross, AER"]
-map_and_worth_chart(dots, title, "A dot is a head. Across: a number of its map. Up: its worth.")
+map_and_worth_chart(
+    dots, title, "A dot is a head. To the right: a number of its map. Up: its worth."
+)
 
 # %%
 bet = ["encoder 2.1", "encoder 3.2", "decoder 3.6", "cross 1.5", "cross 2.8", "cross 1.7"]
@@ -277,7 +281,7 @@ print(lines.loc[bet, "silent"].sort_values(ascending=False).round(4).to_dict())
 table
 
 # %% [markdown]
-# In the encoder the map tells: heads that look at the previous token, and sharp ones, are worth more (ρ = 0.71 and −0.75; both intervals are far from 0). In the decoder and across, every interval holds 0. Who bet on the best aligners, 1.5 and 2.8, has lost: they are worth nothing. The worst one, 1.7, is the costliest.
+# In the encoder the map tells: heads that look at the previous token, and sharp ones, are worth more (ρ = 0.71 and −0.75; both intervals are far from 0). Of these numbers none is seen to tell in the decoder or in cross-attention: every interval holds 0. (But worths are noisy there: about half of their spread is chance, a tenth in the encoder.) Who bet on the best aligners, 1.5 and 2.8, has lost: we can't see that they are worth anything. The worst one, 1.7, is the costliest of cross-attention.
 #
 # ## Who stands in for whom
 #
@@ -285,100 +289,102 @@ table
 #
 # So a worth may hide a head's work. **Test 1.** Silence all 24 heads of a kind. If no head stands in for another, that costs about the sum of the 24 worths.
 #
-# **The control.** Any disturbance may cost something. So we also disturb as much, and leave what the heads say in place: each head's words plus noise. It goes through the head's own $W^O$, and at each position it is as long there as what silence takes away.
+# **The control.** Any disturbance may cost something. So we also leave what the heads say in place and add noise to each. It goes through the head's own $W^O$, and at each position its length in the residual stream is that of what silence takes away. Eight noises together are somewhat shorter than eight heads, whose parts point the same way. So we also double them.
 
 
 # %%
-def noise_beside(head_output: Tensor, layer: MultiHeadedAttention, head: int) -> Tensor:
-    """What a head says, (B, T, d_k), plus noise that is as long in the residual stream."""
+def noise_beside(
+    head_output: Tensor, layer: MultiHeadedAttention, head: int, times: float = 1
+) -> Tensor:
+    """What a head says, (B, T, d_k), plus noise `times` as long in the residual stream."""
     columns = layer.project_output.weight.unflatten(1, (layer.h, -1))[:, head]  # (D, d_k)
     noise = torch.randn_like(head_output)
     lengths = [(x @ columns.T).norm(dim=-1, keepdim=True) for x in (head_output, noise)]
-    return head_output + noise * lengths[0] / lengths[1]
+    return head_output + times * noise * lengths[0] / lengths[1]
 
 
 # %%
+def noisy_losses(kind: str, times: float) -> Tensor:
+    """`reference_losses` (50,) while each head of a kind has noise beside it."""
+    with ExitStack() as noisy:
+        for layer, head in itertools.product(attention_layers(model)[kind], range(8)):
+            noise = partial(noise_beside, layer=layer, head=head, times=times)
+            noisy.enter_context(heads_changed([(layer, head)], noise))
+        return reference_losses(model, batch, memories[kind])
+
+
 torch.manual_seed(0)
 together = lines.groupby("kind", sort=False)[["silent"]].sum()
-together.columns = ["24 worths"]
-together["3 layers"] = pd.DataFrame(record["layers"]).groupby("kind")["silent"].sum()
-for kind, layers in attention_layers(model).items():
+together.columns = ["24 worths (val)"]
+layers = pd.DataFrame(record["layers"])
+together["layer by layer (val)"] = layers.groupby("kind")["silent"].sum()
+for kind in KINDS_OF_ATTENTION:
     peers = [head for head in every_head(model) if head[0] == kind]
-    silent = changed_losses(model, batch, peers, memory=memories[kind])
-    with ExitStack() as noisy:
-        for layer, head in itertools.product(layers, range(8)):
-            noise = partial(noise_beside, layer=layer, head=head)
-            noisy.enter_context(heads_changed([(layer, head)], noise))
-        disturbed = reference_losses(model, batch, memories[kind])
-    for name, losses in (("all silent", silent), ("all with noise", disturbed)):
-        together.loc[kind, name] = (losses - whole).sum().item() / batch.ntokens
+    losses = {"all silent (captions)": changed_losses(model, batch, peers, memory=memories[kind])}
+    losses |= {f"noise × {times} (captions)": noisy_losses(kind, times) for times in (1, 2)}
+    for name, each in losses.items():
+        together.loc[kind, name] = (each - whole).sum().item() / batch.ntokens
 together.round(2)
 
 # %% [markdown]
-# (The record's: the worths, and the cost of a layer's eight heads together, added up over layers. The others are live.) It isn't the disturbance: noise costs far less than silence. And the encoder's heads nearly add up: a layer costs 1.8 times its eight worths. Across it is 5.9 times, and all together cost 3.19 nats. While the others are there, hardly any head of cross-attention is missed.
+# (*val*: from the record; its second column adds up the costs of whole layers. *captions*: live.) In the encoder a layer costs 1.8 times its eight worths, in the decoder 2.8 times, in cross-attention 5.9 times. Noise of the same length costs far less. Twice as long it costs as much as silence in the encoder, but in cross-attention 0.40 against 3.19: there it isn't the disturbance.
 #
-# **Test 2.** Take stand-ins away, too. Sixty times we silence twelve heads of a kind, four of each layer, drawn by chance. If good aligners stand in for one another, it must cost much to lose many of them: the *worse* the silent heads align, the *less* is lost. If our explanation is wrong, the costs follow the sums of the worths.
+# **Test 2.** Are the good aligners special? We silence the four best of each layer, then the four worst. **Predict.** Which twelve are missed more?
 
 
 # %%
-def half_of_the_heads(kind: str, rng: np.random.Generator) -> list[tuple[str, int, int]]:
-    """Four heads, drawn by chance, of each of the three layers: kind, layer and number, from 0."""
-    return [(kind, layer, head) for layer in range(3) for head in rng.permutation(8)[:4].tolist()]
+def aligners(rates: Tensor) -> dict[str, list[tuple[str, int, int]]]:
+    """The heads of cross-attention by AER (N, H): the four best of each layer, and the four worst."""
+    best_first = rates.argsort(dim=-1)  # (N, H)
+    return {
+        name: [("cross", layer, head) for layer, row in enumerate(heads.tolist()) for head in row]
+        for name, heads in (("best", best_first[:, :4]), ("worst", best_first[:, -4:]))
+    }
+
+
+def group_costs(lost: Mapping[str, Tensor], tokens: int) -> dict[str, float]:
+    """Two groups' costs, their difference and its standard error, all in nats a token.
+
+    `lost` has what each pair (n,) loses without the group, by the group's name.
+    """
+    costs = {name: each.sum().item() / tokens for name, each in lost.items()}
+    best, worst = lost.values()
+    error = (best - worst).std().item() * math.sqrt(len(best)) / tokens
+    return costs | {"difference": (best - worst).sum().item() / tokens, "error": error}
 
 
 # %%
-draws = []
-for kind in ("encoder", "cross"):
-    rng, number = np.random.default_rng(0), telling[kind]
-    for _ in range(60):
-        half = half_of_the_heads(kind, rng)
-        own = lines.loc[[f"{kind} {n + 1}.{h + 1}" for _, n, h in half]]
-        lost = (changed_losses(model, batch, half, memory=memories[kind]) - whole).sum().item()
-        row = {"kind": kind, "has 1.7": ("cross", 0, 6) in half, number: own[number].mean()}
-        draws.append(row | {"sum of worths": own["silent"].sum(), "lost": lost / batch.ntokens})
-
-# %%
-panels, turned = {}, []
-for kind, groups in pd.DataFrame(draws).groupby("kind", sort=False):
-    for name in ("sum of worths", "lost"):
-        pairs = groups[[telling[kind], name]]
-        turned.append(spearmanr(pairs).statistic)
-        panels[f"{kind}: ρ = {turned[-1]:.2f}".replace("-", "−")] = pairs.rename(columns=plain)
-assert min(turned[:3]) > 0.5 and turned[3] < 0  # eight draws: −0.21 to −0.48
-title = "Across, the better a group of heads aligns, the more is lost without it"
-caption = "A dot: twelve heads silent together; across: their mean. Left: the sum of their worths. "
-map_and_worth_chart(panels, title, caption + "Right: what is really lost.", columns=2)
-
-# %%
-for has, part in groups.groupby(
-    "has 1.7"
-):  # the worst aligner is the costliest head: does it matter?
-    print(f"head 1.7 silent: {has}, ρ = {spearmanr(part[['AER', 'lost']]).statistic:.1f}")
+groups = aligners(error_rates(captions, aligned))
+lost = {
+    name: changed_losses(model, batch, heads, memory=memory) - whole
+    for name, heads in groups.items()
+}
+live = {"part": "our captions", "pairs": len(captions)} | group_costs(lost, batch.ntokens)
+stored = load_record("aligners-multi30k")
+names = {name: [f"cross {n + 1}.{h + 1}" for _, n, h in heads] for name, heads in groups.items()}
+assert names == stored["groups"]
+table = pd.DataFrame([live, *stored["lost"]]).set_index("part")
+assert table["difference"].iloc[0] > 0 > table["difference"].iloc[1:].max()
+for name, heads in names.items():
+    print(f"the sum of the worths, {name}: {lines.loc[heads, 'silent'].sum():.3f}")
+print(table.round(3))
+group_costs_chart(table)
 
 # %% [markdown]
-# Single worths say that good aligners are worth *less* (left, ρ = +0.8: the higher the error, the larger the sum). What is lost says the opposite (eight such draws give ρ = −0.21 to −0.48). In the encoder nothing turns. Nor is it one head's doing: ρ is below 0 with 1.7 and without. So the map wasn't wrong: good aligners have stand-ins, and one head's worth can't show what they do together.
+# Read the last three rows first, which come from a record (`python -m scripts.studies.aligners`). Each group costs 0.19 or 0.21 nats: 10 and 7 times the sums of its heads' worths. So twelve together are missed, good aligners or bad. Bad ones have stand-ins, too.
+#
+# Now the first row. On our captions the good aligners count more, and by more than two standard errors. A fine story: only good aligners stand in for one another. But on a thousand other pairs, and on each half of them, they count *less*. An error bar speaks for sentences like these, not for others. A finding needs a second set of sentences.
 #
 # ### Zero, or the mean?
 #
-# Is 0 fair? The layers above may never have met it. **Mean-ablation** lets a head always say its average instead, which carries no news of any sentence, either.
-#
-# But this model did meet silence: in training, dropout took away a fifth of the attention weights. Where a row has all its weight on one key, and that is dropped, the head says nothing. We drop again, and count the rows that keep less than 5%. **Predict.** Where is the mean milder than 0?
+# Is 0 fair? The layers above may never have met it. **Mean-ablation** lets a head say its average over the split instead, which carries no news of any sentence, either. **Predict.** Where is the mean milder than 0?
 
 # %%
-rng, table = np.random.default_rng(0), []
-for kind, own in of_kind.items():
-    shares = []
-    for weights in (look.maps[kind].numpy() for look in looks):  # (N, H, T, S)
-        kept = rng.random((20, *weights.shape)) >= 0.2
-        shares.append(((weights * kept).sum(-1) < 0.05).mean((0, 3)))  # (N, H)
-    faint = np.mean(shares, axis=0).flatten()
-    agree = spearmanr(faint, own["mean"] - own["silent"]).statistic
-    table.append([kind, faint.mean(), own["silent"].sum(), own["mean"].sum(), agree])
-columns = ["kind", "nearly silent", "cost of 0", "of the mean", "ρ"]
-pd.DataFrame(table, columns=columns).set_index("kind").round(2)
+columns = {"silent": "cost of 0", "mean": "of the mean"}
+lines.groupby("kind", sort=False)[list(columns)].sum().rename(columns=columns).round(3)
 
 # %% [markdown]
-# It is milder nowhere; across it costs a third more than 0. So 0 isn't harsh here, and we keep it. But dropout isn't the whole reason: within a kind, the heads that fell silent more often don't bear 0 better (ρ of that share and of what the mean costs beyond 0).
+# (The costs of single heads, added up.) It is milder nowhere; in cross-attention it costs a third more than 0. So 0 isn't harsh here, and we keep it.
 #
 # ## Patch
 #
@@ -533,24 +539,25 @@ for adjective in ("nasse", "hohe"):
     ):
         print(f"{adjective}, {name}: {best_tokens(stages[stage], 3)}")
 # %% [markdown]
-# It is no habit: with "hohe" *water* is gone. Layer 2's cross-attention fetches what the adjective means. For "hohe" it has the word at once, for "nasse" only something wet. In layer 3 *wet* overtakes *water* right after cross-attention. Is this sublayer the cause? Reading can't tell. Cutting can:
+# It is no habit: with "hohe" *water* is gone. After layer 2's cross-attention the adjective can be read: for "hohe" the word itself, for "nasse" only something wet. In layer 3 *wet* overtakes *water* right after cross-attention. Are these sublayers needed? Reading can't tell. Cutting can:
 
 # %%
-for layer in (2, 3):
+for adjective, layer in itertools.product(("nasse", "hohe"), (2, 3)):
+    other = look_at(trained, f"Ein kleiner Hund läuft über die {adjective} Wiese.")
     cut = [(attention_layers(model)["cross"][layer - 1], head) for head in range(8)]
     with heads_changed(cut, torch.zeros_like):
-        print(
-            f"without layer {layer}'s: {best_tokens(logit_lens(model, dog.src, dog.tgt)[-1, at], 3)}"
-        )
+        log_p = logit_lens(model, other.src, dog.tgt)[-1, at]  # (V,)
+    print(f"{adjective}, without layer {layer}'s: {best_tokens(log_p, 3)}")
 
 # %% [markdown]
-# It isn't needed: without it the model still says *wet*. Without layer 2's it loses the word. Where a word is first *readable* isn't where it was *made*.
+# For "nasse" layer 2's can't be spared; for "hohe" it can, though *tall* is first readable there. Without layer 3's, *wet* still leads, with 0.13 instead of 0.21. Where a word is first readable isn't where it must be made.
 #
 # ## Summary
 #
 # - Everything is added to one stream. Cut what is added, patch what is there, read it early.
-# - A head's worth is what is lost without it, given all the others; beside noise of the same size.
-# - In the encoder a head's map predicts its worth. In cross-attention good aligners stand in for one another: each alone is worth nothing, many together are worth most.
+# - A head's worth is what is lost without it, given all the others. Compare it with noise.
+# - In the encoder a head's map predicts its worth. In cross-attention the heads stand in for one another: one is worth little, twelve together 7 to 10 times their sum. How well they align tells neither.
+# - A finding needs a second set of sentences.
 # - Patching shows what a state carries: in our pair, *her* rests on two German words at once.
 # - What can be read at a place wasn't necessarily made there.
 #

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from scipy.stats import t as student
 from tiny import SRC, TGT
 
+from scripts.book.records import load_record, sha256
 from scripts.book.verdict import pass_together
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
@@ -16,9 +17,11 @@ from scripts.ch06_training import Batch
 from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch15_looking_inside import attention_layers
 from scripts.ch16_intervening import (
+    aligners,
     decoder_stages,
     encoder_stages,
     every_head,
+    group_costs,
     heads_changed,
     logit_lens,
     memory_from,
@@ -26,6 +29,7 @@ from scripts.ch16_intervening import (
     preference,
     reference_losses,
 )
+from scripts.core.models import STUDIED
 from scripts.corpora.captions import aligned_pairs
 from scripts.studies import heads as study
 
@@ -110,11 +114,10 @@ def test_a_cost_is_a_change_of_likelihood_with_students_p(judge, trained):
     assert judge.cost([]) == (0.0, 1.0)
 
 
-def test_the_study_measures_each_head_each_group_and_halves(judge, monkeypatch):
+def test_the_study_measures_each_head_and_each_group(judge, monkeypatch):
     assert len(set(every_head(judge.model))) == 72
     some = every_head(judge.model)[-9:]  # a head of one layer, and all of the next
     monkeypatch.setattr(study, "every_head", lambda model: some)
-    monkeypatch.setattr(study, "DRAWS", 1)
     rows = study.worth_of_each(judge)
     layers = study.worth_of_groups(judge, itemgetter(0, 1))
     assert [(r["kind"], r["layer"] - 1, r["head"] - 1) for r in rows] == some
@@ -123,11 +126,21 @@ def test_the_study_measures_each_head_each_group_and_halves(judge, monkeypatch):
     assert rows[5]["noise"] not in (rows[5]["silent"], rows[5]["mean"], 0)
     assert layers[0]["silent"] == rows[0]["silent"] and layers[1]["heads"] == 8
     assert layers[1]["silent"] == judge.cost(some[1:])[0]
-    halves = study.worth_of_halves(judge)
-    assert [row["kind"] for row in halves] == ["encoder", "decoder", "cross"]
-    names = [name.split(".") for name in halves[2]["heads"].split()]
-    heads = [("cross", int(n) - 1, int(h) - 1) for n, h in names]
-    assert len(set(heads)) == 12 and halves[2]["silent"] == judge.cost(heads)[0]
+
+
+def test_groups_of_aligners_and_what_they_cost():
+    rates = torch.tensor([[0.8, 0.1, 0.7, 0.2, 0.6, 0.3, 0.5, 0.4]])
+    groups = aligners(rates)
+    assert [head for _, _, head in groups["best"]] == [1, 3, 5, 7]
+    assert [head for _, _, head in groups["worst"]] == [6, 4, 2, 0]
+    costs = group_costs({"best": torch.tensor([3.0, 5.0]), "worst": torch.tensor([1.0, 7.0])}, 10)
+    assert list(costs.values())[:3] == [0.8, 0.8, 0.0]
+    assert math.isclose(costs["error"], 0.4, rel_tol=1e-6)  # differences 2 and -2: √8 · √2 / 10
+
+
+def test_the_record_of_aligners_is_of_the_shipped_model():
+    record = load_record("aligners-multi30k")
+    assert record["weights_sha256"] == sha256(STUDIED / "model.safetensors")
 
 
 # Patching, the lens, and what weights do not tell

@@ -1,8 +1,8 @@
 """The numbers and the worth of every head, chapters 15 and 16: `python -m scripts.studies.heads`.
 
 The numbers of each head over the validation split; and how much less likely the references become,
-under teacher forcing, if a head is silent, says its mean, or speaks through noise, if all heads of
-a layer or of a kind are changed, and if random halves of a kind are silent.
+under teacher forcing, if a head is silent, says its mean, or speaks through noise, and if all heads
+of a layer or of a kind are changed.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,6 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import torch
 from scipy.stats import ttest_1samp
 from torch import Tensor
@@ -20,12 +19,7 @@ from tqdm import tqdm
 from scripts import ch15_looking_inside as ch15
 from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch08_decoding import dropout_off, until_end
-from scripts.ch16_intervening import (
-    changed_losses,
-    every_head,
-    half_of_the_heads,
-    noise_beside,
-)
+from scripts.ch16_intervening import changed_losses, every_head, noise_beside
 from scripts.core.models import Trained
 from scripts.fast.searching import cached_greedy
 from scripts.fast.translating import search_rows
@@ -34,7 +28,6 @@ from scripts.studies.subject import Corpus, Pairs, StudyOptions, encoded, subjec
 Head = tuple[str, int, int]  # its kind, its layer and its number, from 0
 
 BATCH = 100  # sentences of similar length
-DRAWS = 40  # halves of each kind
 WAYS = ("silent", "mean", "noise")  # how a head is changed
 
 
@@ -98,17 +91,6 @@ def worth_of_groups(judge: Judge, by: Callable[[Head], Any]) -> list[dict[str, A
     return rows
 
 
-def worth_of_halves(judge: Judge) -> list[dict[str, Any]]:
-    """What is lost when twelve heads of a kind are silent, four of each layer, drawn by chance."""
-    rng, rows = np.random.default_rng(1), []
-    for kind in judge.layers:
-        for _ in tqdm(range(DRAWS), desc=f"{kind}: halves"):
-            heads = half_of_the_heads(kind, rng)
-            names = " ".join(f"{n + 1}.{h + 1}" for _, n, h in heads)
-            rows.append({"kind": kind, "heads": names, "silent": judge.cost(heads)[0]})
-    return rows
-
-
 def mean_numbers(looks: Sequence[ch15.Look]) -> dict[str, Tensor]:
     """Each kind's numbers (N, H, 5), averaged over sentences."""
     kinds = ch15.KINDS_OF_ATTENTION
@@ -148,7 +130,6 @@ def inspect_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
         "even": {kind: by_name(numbers[0, 0]) for kind, numbers in even.items()},
         "layers": worth_of_groups(judge, itemgetter(0, 1)),
         "kinds": worth_of_groups(judge, itemgetter(0)),
-        "halves": worth_of_halves(judge),
     }
 
 

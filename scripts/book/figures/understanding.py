@@ -89,8 +89,11 @@ def head_shares_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
         "Four encoder heads look at the previous token; few heads at a separator",
         "Mean weight by target, for each layer.head. The top line is what even attention over the "
         "same sentences gives. Darker than that line: preferred. The decoder can't see the next "
-        "token; its separator is <s>, looked at by the later half of its queries.",
+        "token; <s> is its separator, and only the later half of the queries is counted.",
     )
+
+
+MOMENTS = {"writing": "the query about to write the word", "reading": "… that has just read it"}
 
 
 def links_over_maps(maps: Mapping[str, Tensor], pair: Any) -> alt.TopLevelMixin:
@@ -115,11 +118,11 @@ def links_over_maps(maps: Mapping[str, Tensor], pair: Any) -> alt.TopLevelMixin:
         hits[moment] = sum(
             (i, j) in pair.possible for j, i in enumerate(weights.argmax(-1).tolist())
         )
-        charts[f"the query that is {moment} the word"] = alt.layer(map_chart, frames)
+        charts[MOMENTS[moment]] = alt.layer(map_chart, frames)
     return titled(
         alt.hconcat(*named(charts)),
-        f"{hits['writing']} of {len(pair.english)} English words find their German word while "
-        f"being written, {hits['reading']} once read",
+        f"{hits['writing']} of {len(pair.english)} English words find their German word "
+        f"before they are written, {hits['reading']} once they are read",
         "One head, one caption. Rows: English words; columns: German words. Blue: weight. Frames: "
         "the links that we drew by hand. A head is right where a row's darkest cell is framed.",
     )
@@ -132,10 +135,10 @@ def alignment_rates_chart(rates: Mapping[str, Any]) -> alt.TopLevelMixin:
     for moment, rate in rates.items():
         layers = [f"layer {n + 1}" for n in range(len(rate))]
         heads = [str(h + 1) for h in range(len(rate[0]))]
-        maps[f"the query that is {moment} the word"] = heatmap(rate, layers, heads, **look)
+        maps[MOMENTS[moment]] = heatmap(rate, layers, heads, **look)
     return titled(
         alt.hconcat(*named(maps)),
-        "All 24 heads align better while a word is being written",
+        "All 24 heads align better in the query about to write",
         "Alignment error rate over fifty captions; lower is better, so pale is good. Left: the "
         "query about to write the word. Right: a step later, when it has read it.",
     )
@@ -145,9 +148,9 @@ def residual_stream() -> alt.TopLevelMixin:
     """One position's road through a decoder layer, and where one cuts, patches and reads."""
     return titled(
         drawn("residual_stream").chart(),
-        "Everything is added to one vector: three places to intervene",
+        "Everything is added to one vector: three places to look or act",
         "One position, read upwards: the first decoder layer, then the others. Each sublayer "
-        "reads the stream and adds to it.",
+        "reads the stream and adds to it. (We patch the encoder's, which has no cross-attention.)",
     )
 
 
@@ -181,7 +184,7 @@ def worth_chart(rows: Sequence[dict], passed: Sequence[bool], pairs: int) -> alt
 
 
 def map_and_worth_chart(
-    panels: Mapping[str, pd.DataFrame], title: str, caption: str, columns: int = 3
+    panels: Mapping[str, pd.DataFrame], title: str, caption: str
 ) -> alt.TopLevelMixin:
     """Dots in panels: each frame's first column is across, its second up."""
     charts = {}
@@ -192,7 +195,30 @@ def map_and_worth_chart(
             alt.X(f"{across}:Q").scale(zero=False).axis(tickCount=5),
             alt.Y(f"{up}:Q", title=f"{up}, nats a token").scale(zero=False).axis(tickCount=5),
         ).properties(width=190, height=160)
-    return titled(alt.concat(*named(charts), columns=columns), title, caption)
+    return titled(alt.hconcat(*named(charts)), title, caption)
+
+
+def group_costs_chart(table: pd.DataFrame) -> alt.TopLevelMixin:
+    """What is lost without the best and without the worst aligners, a row for each set of pairs.
+
+    `table` has the columns pairs, best and worst; its index names the sets.
+    """
+    frame = table.set_index(table.index + ": " + table["pairs"].astype(str) + " pairs")
+    order, costs = list(frame.index), frame[["best", "worst"]].rename_axis("row").reset_index()
+    base = alt.Chart(rounded(costs)).encode(row_axis("row", order))
+    scale = alt.Scale(zero=False, padding=12)
+    bar = base.mark_rule(color=GREY).encode(alt.X("best:Q", scale=scale), x2="worst:Q")
+    dots = base.transform_fold(["best", "worst"], ["silent", "cost"]).mark_circle(
+        size=110, opacity=1
+    )
+    x = alt.X("cost:Q", title="lost, nats a token").scale(scale).axis(tickCount=5)
+    dots = dots.encode(x, colored("silent", {"best": PALETTE[0], "worst": PALETTE[1]}))
+    return titled(
+        alt.layer(bar, dots).properties(width=400, height=alt.Step(32)),
+        "On our captions the good aligners are missed more, elsewhere the bad ones",
+        "Twelve heads of cross-attention silent together: the four best aligners of each layer, or "
+        "the four worst, by their AER on our captions.",
+    )
 
 
 def patch_chart(
