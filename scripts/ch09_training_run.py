@@ -93,13 +93,13 @@ assert history.val_bleu[2] > history.val_bleu[18] / 2
 history_chart(history.reset_index(), "Half of the BLEU comes with two of 18 epochs", case=11)
 
 # %% [markdown]
-# It had half after three minutes. Training loss starts above validation's: it has dropout, and is a mean over the epoch. Rare words come by luck: *Iglu* is in two training captions, and the shipped model, with the same seed, says *illuminum*.
+# It had half after three minutes. Training loss starts above validation's: it has dropout, and is a mean over the epoch. Rare words come by luck: *Iglu* is in two training captions, and the shipped model says *illuminum*.
 #
 # ## The run
 #
 # > **In short.** Batches (chapter 7), model (4), training step (6), search (8): a run joins them, and knows how far it has come.
 #
-# With a GPU this notebook repeats the run above; without one it trains a toy for half a minute, on 1,200 captions of the sample corpus. The outputs stored here are the toy's. `SHORT_RUN` is smaller still, for experiments.
+# With a GPU this notebook repeats the run above; without one it trains a toy for half a minute, on 1,200 captions of the sample corpus. The stored outputs are the toy's. `SHORT_RUN` is smaller still, for experiments.
 
 # %%
 gpu = torch.cuda.is_available()
@@ -123,7 +123,7 @@ config = PRESETS["small"] if gpu else toy
 data = prepare(config) if gpu else few_pairs(1200, held_out=60)
 
 # %% [markdown]
-# After each epoch we look at new captions. A loss asks about the next word after the reference's words, BLEU about a whole sentence of the model's own. `validate` computes both.
+# After each epoch we look at captions that it doesn't train on. The loss scores each next word, given the reference so far; BLEU scores whole sentences that the model wrote itself. `validate` computes both.
 
 
 # %%
@@ -247,7 +247,7 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 # %% [markdown]
-# The check lets `os.fsync` fail, then changes each byte in turn, and cuts the file at each place.
+# The check lets `os.fsync` fail, then changes each byte, and cuts the file at each place.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -273,12 +273,12 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # - the weights, and the optimizer's averages of each: Adam keeps `step`, `exp_avg` and `exp_avg_sq` in `optimizer.state[weight]`;
 # - the epoch and the step within it, from which the batch follows;
-# - the number of steps done, from which the rate follows (if the settings are the same);
+# - the number of steps done, from which the rate follows;
 # - the random generator's state (`torch.get_rng_state()`), from which dropout draws.
 #
-# We add the history, for the choice of the best epoch, and the sums of the epoch in progress.
+# We add the history, to choose the best epoch, and the sums of the epoch in progress.
 #
-# First comes a tiny run that nothing interrupts; an interrupted one has to end where it does. It has dropout: otherwise training draws no random numbers, and nobody notices a forgotten generator.
+# First comes a tiny run that nothing interrupts; an interrupted one has to end where it does. It has dropout: without it nobody notices a forgotten generator.
 
 
 # %%
@@ -294,7 +294,7 @@ straight = Run(SHORT_RUN, few_pairs())
 straight.fit()
 
 # %% [markdown]
-# **Your turn.** `Trainer` adds a folder to `Run`. The folder gets a file state-000120 after 120 steps: every `save_every` steps of an epoch (0: none of these), and at each epoch's end. The newest two stay, as one may be damaged. It also gets the best model so far, by `save_model`.
+# **Your turn.** `Trainer` adds a folder to `Run`. The folder gets a file state-000120 after 120 steps: every `save_every` steps of an epoch (0: none of these), and at each epoch's end. The newest two stay, as one may be damaged. It also gets the best model so far, by `save_model` (weights in float16).
 
 
 # %% tags=["yours"]
@@ -395,7 +395,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert kept.half().equal(best), "epoch 1 translates best here"
 
 # %% [markdown]
-# It ends with the same bits as the run that never stopped. (On a GPU they may differ: sums change their order, and dropout has another generator.) Now the toy, or with a GPU the real run. (`val_ppl` leaves the smoothing out.) **Predict.** How many of 60 validation captions will the toy translate exactly?
+# It ends with the same bits as the run that never stopped. (On a GPU they may differ: sums change their order, and dropout has another generator.) Now the toy, or with a GPU the real run. **Predict.** How many of 60 validation captions will the toy translate exactly?
 
 # %%
 workplace = tempfile.TemporaryDirectory()
@@ -419,7 +419,7 @@ captions[:4]
 #
 # > **In short.** `kill -9` gives no time for anything. What is on the disk has to be enough.
 #
-# Another process trains the tiny model, two epochs of 27 steps. We kill it after step 30. Here a new `Trainer` goes on, after we set another seed. Its control is a trainer whose `load` does nothing. **Predict.** How many weights of each will differ from those of the run that was never killed?
+# Another process trains the tiny model, two epochs of 27 steps. We kill it after step 30. Here a new `Trainer` goes on, with another seed set. Its control is a trainer whose `load` does nothing. **Predict.** How many weights of each will differ from the straight run's?
 
 # %%
 CHILD = """
@@ -462,11 +462,11 @@ with tempfile.TemporaryDirectory() as place:
         assert differs.any() == (kind is EmptyLoad)
 
 # %% [markdown]
-# With our `load` none differs, with the empty one all. The other seed matters: without it the empty `load`, too, ends with the same bits. A [test](../tests/test_ch09_training_run.py) kills one process at a random moment, `make audit` ten.
+# The other seed matters: without it the empty `load` repeats the whole run from its seed, and ends with the same bits. A [test](../tests/test_ch09_training_run.py) kills one process at a random moment, `make audit` ten.
 #
 # ### What if it forgets?
 #
-# The toy's state from before its last epoch is still on the disk. Seven runs train that epoch again. In four of them one part, or all three, is what a new run has (`epoch`: the batches of epoch 1); two take the batches of epochs 2 and 3. `away` is how far from the first run's weights the others end, divided by how far the first moved. **Predict.** Which single part costs most BLEU?
+# The toy's state from before its last epoch is still on the disk. Seven runs train that epoch again. One forgets nothing. Three forget one part, which starts anew (`epoch`: the batches of epoch 1); one forgets all three. Two only read the batches of epochs 2 and 3. `away` is how far from the first run's weights the others end, divided by how far the first moved. **Predict.** Which single part costs most BLEU?
 
 # %%
 run = Trainer(toy, few_pairs(1200, held_out=60), Path(workplace.name))
@@ -475,11 +475,12 @@ run.fit()  # only with a GPU the toy is still to train
 tensors, numbers = read_state(run.saved()[-2])
 run.load(tensors, numbers)
 start, ends, scores = all_weights(run), {}, {}
-zeros = {name: 0 * tensor for name, tensor in tensors.items() if " of " in name}
-resets = {"nothing": {}, "epoch": {"epoch": 1}, "steps": {"steps_taken": 0}, "optimizer": zeros}
-resets["all three"] = zeros | {"epoch": 1, "steps_taken": 0}
-for forgotten, new in (resets | {f"(batches of {n})": {"epoch": n} for n in (2, 3)}).items():
-    run.load(tensors | new, numbers | new)
+zeros = {name: 0 * tensor for name, tensor in tensors.items() if " of " in name}  # Adam's
+resets = {"nothing": ({}, {}), "epoch": ({}, {"epoch": 1}), "steps": ({}, {"steps_taken": 0})}
+resets |= {"optimizer": (zeros, {}), "all three": (zeros, {"epoch": 1, "steps_taken": 0})}
+resets |= {f"(batches of {n})": ({}, {"epoch": n}) for n in (2, 3)}
+for forgotten, (adam, new) in resets.items():
+    run.load(tensors | adam, numbers | new)
     run.train_epoch()
     ends[forgotten], scores[forgotten] = all_weights(run), validate(run.trained, run.data)
     scores[forgotten]["last_rate"] = run.rate(run.steps_taken) / toy.lr  # as a share of the peak
@@ -489,13 +490,13 @@ away = [(end - ends["nothing"]).norm() / (start - ends["nothing"]).norm() for en
 table.assign(away=[f"{share:.1f}" for share in away])
 
 # %% [markdown]
-# The count of steps: 16 BLEU. The rate warms up again and ends near its peak, where it should be 0. The other two end 0.6 and 0.8 of a move away and lose at most 1.4 BLEU, little more than other batches do: the run is another one, hardly a worse one. A script that saves only the weights forgets all three, and the generator, which this toy without dropout doesn't miss.
+# The count of steps: 16 BLEU. If the count is lost before the last epoch, the rate ends near its peak instead of 0; after the first, at 8% of it. The other two end 0.6 and 0.8 of a move away and lose at most 1.4 BLEU, little more than other batches do: 60 captions don't show that these runs are worse. A script that saves only the weights forgets all three, and the generator.
 #
 # ## When a number isn't one
 #
 # > **In short.** One loss that is NaN ("not a number") spoils the weights. Check before a weight moves.
 #
-# **Predict.** A loop takes one step on a loss that is NaN. How many weights survive? And with chapter 6's `train_step`, which looks at loss and gradient before it moves a weight?
+# **Predict.** A loop takes one step on a loss that is NaN. How many weights survive? And with chapter 6's `train_step`, which checks loss and gradient first?
 
 # %%
 victim = Run(SHORT_RUN, few_pairs())
@@ -510,7 +511,7 @@ victim.optimizer.step()
 print(f"without it {all_weights(victim).isfinite().sum()} of {len(before):,} survive")
 
 # %% [markdown]
-# Without a check none; two saves later both good states would be gone. Resumed, a run meets the same NaN: lower the rate, or look at that batch.
+# Without a check none; two saves later both good states would be gone. Resumed, a run meets the same NaN: look at that batch, or start again with a lower rate.
 #
 # ## Which epoch to keep
 #
@@ -524,7 +525,7 @@ scores = 40 + 0.5 * torch.randn(100_000, 18)  # so many such contests
 print(f"the best of 18 equal models seems to have {scores.max(dim=1).values.mean():.1f}")
 
 # %% [markdown]
-# A maximum flatters. (Models judged on the same captions share most of that error. Were 80% of its variance shared, the best would still gain $\sqrt{0.2}\cdot 0.9=0.4$.) A test set chooses no epoch: report its score, taken once, at the end.
+# A maximum flatters. (Models judged on the same captions share most of that error; with 80% of its variance shared the best still gains $\sqrt{0.2}\cdot 0.9=0.4$.) A test set chooses no epoch: report its score, taken once, at the end.
 
 # %%
 split = "test_2016_flickr" if gpu else "test"
@@ -535,7 +536,7 @@ print(f"{split}, {len(sources):,} captions: BLEU {score:.1f}")
 # %% [markdown]
 # ## Case · Epoch 11
 #
-# > **In short.** BLEU falls by 2.5 points while both losses fall. Some outputs don't end, and a loss never meets them.
+# > **In short.** BLEU falls by 2.5 points while both losses fall. Some greedy outputs repeat themselves up to the length limit; the loss reads only references, so never sees them.
 #
 # **Symptom.** Epoch 11 of the run at the top. `end_loss` is the unsmoothed validation loss at `</s>`, `length_ratio` the outputs' length over the references'.
 
@@ -543,10 +544,10 @@ print(f"{split}, {len(sources):,} captions: BLEU {score:.1f}")
 fall, chance = born["fall"], born["fall"]["difference"]
 print(f"the fall's 95% interval (chapter 10): {chance['low']:+.1f} to {chance['high']:+.1f} BLEU")
 print("beam of 5, epochs 10 and 11:", *(row["bleu"] for row in fall["by a beam of 5"].values()))
-history.loc[10:12, ["train_loss", "val_loss", "end_loss", "bleu", "length_ratio"]].round(2)
+history.loc[10:12, ["train_loss", "val_loss", "end_loss", "val_bleu", "length_ratio"]].round(2)
 
 # %% [markdown]
-# **Suspects.** *Chance*: the interval doesn't know that this is the deepest of 17 changes; the grey band below is a better judge. *Forgotten endings*: after the reference's words the model ends as surely as before (`end_loss`). *Greedy decoding*: a beam's BLEU doesn't fall, so greed has a part. Left are *dropout*, by an unlucky draw, and *the batches* that came last. **Predict.** Which?
+# **Suspects.** *Chance*: the interval doesn't know that this is the deepest of 17 changes; the grey band below, the range of ten looks, is a rough but better judge. *Forgotten endings*: after the reference's words the model ends as surely as before (`end_loss`). *Greedy decoding*: a beam's BLEU doesn't fall, so greed has a part. Left are *dropout*, by an unlucky draw, and *the batches* that came last. **Predict.** Which?
 #
 # **Instrument.** Read an output that grew. Then train the epoch again, and translate after every fifth step.
 
@@ -555,32 +556,33 @@ example = fall["examples"][4]
 print(example["source"], example["before"], example["after"][:200] + " …", sep="\n")
 print("cut before repeats, epochs 10 and 11:", *history.bleu_cut[[10, 11]])
 long_steps = {241: 35, 243: 24, 244: 43, 245: 33, 246: 21}  # and the mean length of their targets
-title = "With five long steps outputs grow and BLEU falls; five steps of epoch 12 shorten them"
+title = "Outputs grow and BLEU falls with five long steps; five steps of epoch 12 undo it"
 fall_chart(fall["step by step"], title, end=255, long_steps=long_steps)
 
 # %% [markdown]
-# Greedy decoding may repeat itself up to its limit; a loss reads only reference words, so never sees it. Cut where they begin to repeat, the texts lose 1.7 BLEU from step 240 on, not 4.0 (against epoch 10's end 0.3, not 2.5). Batches hold targets of similar length (chapter 7); the five marked steps hold the longest of the last twenty (the other fifteen: 10 to 19 pieces). Are they to blame?
+# If each text is cut where it begins to repeat, BLEU falls by 1.7 from step 240, not by 4.0 (from epoch 10's end by 0.3, not 2.5). Batches hold targets of similar length (chapter 7); the five marked steps hold the longest of the last twenty (the other fifteen: 10 to 19 pieces).
 #
 # **Control.** Each row is one run. The first two are the original; the last replays epoch 12, the others 11.
 #
 # - *Its long steps*: the five marked ones.
 # - *Order*: shuffled by another seed.
-# - *Long steps late*: the epoch's five longest steps, moved to step 241.
+# - *Long steps late*: the epoch's five longest steps (in orders 1 and 2 three are marked ones: 43, 35 and 33 pieces), moved to step 241.
 # - *Loops*: of 1,014 outputs, those that say the same pieces four times in a row.
 
 # %%
-names = {"as many before them first": "steps 236 to 240 first"}
+names = {f"order {n}, long steps late": f"order {n}, long steps late (3 marked)" for n in (1, 2)}
+names["as many before them first"] = "steps 236 to 240 first"
 was = history.loc[[11, 12]].rename("epoch {}".format)
 controls = pd.DataFrame(fall["controls"]).T.rename(names)
 controls.loc["epoch 12, long steps late"] = fall["next epoch, long steps late"]
 steady = [row for row in fall["step by step"] if row["step"] < min(long_steps)]
-title = "Three runs leave the band: those with the marked steps near their end"
+title = "Three runs fall below the BLEU band: those with all five marked steps near their end"
 controls_chart(pd.concat([was, controls]), steady, title)
 
 # %% [markdown]
-# **Culprit.** The order of the steps, not dropout: with another draw BLEU falls, too. With the marked steps first it stays; with five others first it falls. So this fall seems to need the marked steps near the end. Length alone isn't enough: in three other orders long steps late leave BLEU in the band, though in two of them twice as many outputs loop.
+# **Culprit.** The order of the steps: with another dropout draw BLEU falls, too (by 2.2 more, so single runs are thin proof). With the marked steps first it stays; with five others first it falls. So this fall seems to need the marked steps near the end. Being long and late isn't enough: in three other orders BLEU stays in the band, though in two of them three marked steps are among the late, and twice as many outputs loop.
 #
-# At 39% of the peak rate a greedy score depends on the last few steps (we didn't vary the rate); from 14% down to 0, the last four epochs end within 0.3 BLEU.
+# In epoch 11, which ends at 39% of the peak rate, the greedy score seems to depend on the last few steps; from 14% down to 0, the last four epochs end within 0.3 BLEU.
 #
 # ## Averaging checkpoints
 #
@@ -609,7 +611,7 @@ with tempfile.TemporaryDirectory() as folder:
     paths = [Path(folder, f"{i}.safetensors") for i in range(3)]
     for path, size in zip(paths, (0, 3000, 12000), strict=True):
         save_tensors(path, {"weight": size * torch.arange(6).half()}, {})
-    mean = average_checkpoints(paths)["weight"]
+    mean = average_checkpoints(paths)["weight"]  # 75,000, the sum, is too much for float16
     torch.testing.assert_close(mean, 5000 * torch.arange(6, dtype=torch.float32))
 
 # %% [markdown]
@@ -619,7 +621,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # > **In short.** Each GPU takes a batch of its own. Average the gradients over tokens, not over processes.
 #
-# Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is $g = \sum_r \nabla L_r \,/ \sum_r n_r$. PyTorch's `DistributedDataParallel` (DDP) replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. A process that divides by its own $n_r$ makes a mean of means: in chapter 6 it missed the gradient by 48% with shares of 18, 32 and 77 tokens, by 0.4% with four of about 270.
+# Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is $g = \sum_r \nabla L_r \,/ \sum_r n_r$. PyTorch's `DistributedDataParallel` replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. A process that divides by its own $n_r$ makes a mean of means: in chapter 6 it missed the gradient by 48% with shares of 18, 32 and 77 tokens, by 0.4% with four of about 270.
 #
 # ## The engine does the same, faster
 #
@@ -643,7 +645,7 @@ pd.DataFrame(record["test"]).T[["bleu", "bleu_greedy", "bleu_lowercased"]]
 # %% [markdown]
 # ## Summary
 #
-# - A state holds all that the next step depends on. The test: killed, resumed with another seed set, a run ends on the same CPU with the same bits.
+# - A state holds all that the next step depends on: killed, and resumed with another seed, a run ends on the same CPU with the same bits.
 # - Give files a checksum, write them whole, and keep the previous one. Check for NaN before a weight moves.
 # - Validate by translating, keep the best epoch, test once at the end.
 # - Average gradients over tokens, not over processes.

@@ -109,10 +109,11 @@ def fall_chart(
         label = label.mark_text(align=align, lineBreak="\n", baseline="top")
         above += label.encode(x, y=alt.value(5), text="text:N")
     x = x.title("step since epoch 11 began")
-    steady = band(frame[frame["step"] < min(long_steps)], "bleu", "y")
-    below = alt.layer(steady, long_lines.encode(x), mark.encode(x), bleu.encode(x))
+    before = frame[frame["step"] < min(long_steps)]
+    below = band(before, "bleu", "y") + long_lines.encode(x) + mark.encode(x) + bleu.encode(x)
     panels = alt.vconcat(above, below).resolve_scale(color="independent")  # its panel's legend
-    caption = "The axes don't begin at 0. Grey: the BLEU before the long steps."
+    first, *_, last = before["step"]
+    caption = f"The axes don't begin at 0. Grey: the range of BLEU, steps {first} to {last}."
     return titled(panels, title, caption)
 
 
