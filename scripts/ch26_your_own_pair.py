@@ -20,7 +20,7 @@
 #
 # | | |
 # |---|---|
-# | In the paper | nothing: [Attention Is All You Need](https://arxiv.org/abs/1706.03762) had 4.5 million pairs, which came ready-made |
+# | In the paper | nothing: [Attention Is All You Need](https://arxiv.org/abs/1706.03762) had its pairs ready-made |
 # | Time | 20 minutes to read, 45 with the code; a minute or two to run on a CPU |
 # | Before | [Chapter 25 · All of it on one page](ch25_one_page.ipynb) |
 #
@@ -140,7 +140,7 @@ print(report_text(own.report))
 #
 # > **In short.** A test sentence with a twin in training asks what the model remembers.
 #
-# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order, with another number. **Your turn.** Write what is the same in all of them. `letters_only(text)` helps: it makes a space of each sign but letters and what stands on them, such as Hindi's vowels (`\w` loses those), and writes each letter in one way (é may be one sign or two).
+# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order, with another number. **Your turn.** Write what they share. `letters_only(text)` helps: it makes a space of each sign but letters and what stands on them, such as Hindi's vowels (`\w` loses those), and writes each letter in one way (é may be one sign or two).
 
 
 # %% tags=["yours"]
@@ -343,7 +343,7 @@ pd.DataFrame(causes["runs"][0]["outputs"][2:])
 # - *fifty others*: the control, as new and as few, without negations,
 # - *mixed*: the same fifty negations ten times each, among the 1,700 pairs that the model knows.
 #
-# **Predict.** After which does the model say *not*? After which does it still translate the old test set, which holds no negation? After *fifty negations*, how many outputs for that old test set say *not*?
+# **Predict.** After which does the model say *not*? After which does it still translate the old test set, which holds no negation? After *fifty negations*, how many of its outputs there say *not*?
 
 
 # %%
@@ -382,7 +382,7 @@ assert alone["old_says_not"] > 0.15 and mixed["old_says_not"] < 0.05
 tuning_chart(record["runs"])
 
 # %% [markdown]
-# It helps: nearly all outputs say *not*, and half are right. But who sees only negations learns to negate always: of the outputs for *old* sentences 35 to 83% say *not*. Would any fifty sentences do such harm? Of the old sentences 16% stay right; with the control 44%, and it never says *not*. Mixed, the fifty cost hardly anything: of the old sentences 96.5 to 98.5% are right (97.0 to 98.5 before).
+# It helps: nearly all outputs say *not*, and half are right. But a model that sees only negations learns to negate always: of its outputs for *old* sentences 35 to 83% say *not*. Would any fifty sentences do such harm? Of the old sentences 16% stay right; with the control 44%, and it never says *not*. Mixed, the fifty cost hardly anything: of the old sentences 96.5 to 98.5% are right (97.0 to 98.5 before).
 #
 # Mixed, 48% of the negations are right; alone, 56%. That isn't because each was met 50 times, not 130: alone, three seeds give 52% on average with 50 passes, 53 with 130. Nor is it this draw of fifty: within a seed, three draws differ by 7 points at most ([record](../results/ruvel-causes.json)).
 #
