@@ -340,7 +340,7 @@ pd.DataFrame(causes["runs"][0]["outputs"][2:])
 # *Fine-tuning* begins with a model's weights, at a lower rate. Three runs, each of 260 steps at the same rates:
 #
 # - *fifty negations* alone,
-# - *fifty others*: the control, as new and as few, without negations,
+# - *fifty others*: the control, as new and few, without negations,
 # - *mixed*: the same fifty negations ten times each, among the 1,700 pairs that the model knows.
 #
 # **Predict.** After which does the model say *not*? After which does it still translate the old test set, which holds no negation? After *fifty negations*, how many of its outputs there say *not*?
@@ -382,9 +382,9 @@ assert alone["old_says_not"] > 0.15 and mixed["old_says_not"] < 0.05
 tuning_chart(record["runs"])
 
 # %% [markdown]
-# It helps: nearly all outputs say *not*, and half are right. But a model that sees only negations learns to negate always: of its outputs for *old* sentences 35 to 83% say *not*. Would any fifty sentences do such harm? Of the old sentences 16% stay right; with the control 44%, and it never says *not*. Mixed, the fifty cost hardly anything: of the old sentences 96.5 to 98.5% are right (97.0 to 98.5 before).
+# It helps: nearly all outputs say *not*, and half are right. But a model that sees only negations learns to negate always: of its outputs for *old* sentences 35 to 83% say *not*. Would any fifty do such harm? Of the old sentences 16% stay right; with the control 44%, and it never says *not*. Mixed, the fifty cost hardly anything: of the old sentences 96.5 to 98.5% are right (97.0 to 98.5 before).
 #
-# Mixed, 48% of the negations are right; alone, 56%. That isn't because each was met 50 times, not 130: alone, three seeds give 52% on average with 50 passes, 53 with 130. Nor is it this draw of fifty: within a seed, three draws differ by 7 points at most ([record](../results/ruvel-causes.json)).
+# Mixed, 48% of the negations are right; alone, 56%. Is it because each was met 50 times, not 130? On average, yes: alone with 50 passes, it is 48%, too ([record](../results/ruvel-causes.json)). But seeds scatter: 29 to 60%. Another draw of fifty moves *mixed* by up to 7 points.
 #
 # How many copies of each of the fifty must be among the 1,700? **Predict.** Which comes first: a *not*, or a right sentence?
 
@@ -412,7 +412,7 @@ pd.DataFrame(by_source).loc[[negated[4][0], negated[2][0], old[2][0]]].T
 #
 # `--from` takes the fifty ten times each, and keeps out of training what judged the model. `valid.tsv`, which chooses the epoch, has sentences of both kinds. The last command shows what was forgotten.
 #
-# We ran this once ([record](../results/ruvel-commands.json)). Of the old test set 98% are exactly right before and after; of `asked.tsv` none before and 53% after (35.0 and 80.1 BLEU). `--from` takes the rate 4e-3, chosen on 200 sentences that no score comes from: 43.5 to 60.5% right; 18 to 20% with 2e-3, none with 1e-3 ([three seeds](../results/ruvel-rates.json)). Its model is wider and takes fewer, larger steps than ours above, whose 2e-3 we chose with seed 1 on the test sets themselves.
+# We ran this once ([record](../results/ruvel-commands.json)). Of the old test set 98% are exactly right before and after; of `asked.tsv` none before and 53% after (35.0 and 80.1 BLEU). `--from` takes the rate 4e-3, chosen on 200 sentences that no score comes from: 43.5 to 60.5% right; 18 to 20% with 2e-3, none with 1e-3 ([three seeds](../results/ruvel-rates.json)). Its model is wider and takes fewer, larger steps than ours above, whose 2e-3 we chose with seed 1 on the test sets.
 #
 # ## Case · A score above 90
 #
@@ -467,13 +467,13 @@ for name, scores in record["runs"][0]["case"].items():
     print(f"recorded, {name}:", ", ".join(f"{test} {score}" for test, score in scores.items()))
 
 # %% [markdown]
-# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set and 59 to 66 on fresh sentences. After the honest split, the same training has 48 to 58 and 57 to 65: so the fresh sentences aren't of a harder kind. (This test set's 33 different sentences are few: another draw gives 58 to 63.) Nor is it overfitting: with 8 epochs in place of 20 fresh sentences have 21 to 30 BLEU, with 40 they have 70 to 74 (three seeds).
+# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set and 59 to 66 on fresh sentences. After the honest split, the same training has 48 to 58 and 57 to 65: so the fresh sentences aren't harder. (This test set's 33 different sentences are few: another draw gives 58 to 63.) Nor is it overfitting: with 8 epochs in place of 20 fresh sentences have 21 to 30 BLEU, with 40 they have 70 to 74 (three seeds).
 #
 # ## What more pairs give
 #
 # > **In short.** In a real language each tripling of the pairs still gives points, and few pairs want long training.
 #
-# Captions of Multi30k, cut to fewer pairs, in up to three draws. *One for all* is chapter 9's preset `small`; *by size* is the table above; *longer* is `small` with as many passes as that. **Predict.** All 29,000 give 41 BLEU. What do 1,000 give? And what is the recipe worth?
+# Captions of Multi30k, cut to fewer pairs, in up to three draws. *One for all* is chapter 9's preset `small`; *by size* is the table above; *longer* is `small` with as many passes. **Predict.** All 29,000 give 41 BLEU. What do 1,000 give? And what is the recipe worth?
 
 # %%
 sizes = load_record("sizes-multi30k")
@@ -487,7 +487,7 @@ sizes_chart(frame)
 size_choices(frame)
 
 # %% [markdown]
-# Minutes are those of a CPU thread (26 for all 29,000). What next?
+# Minutes are those of a CPU thread (26 for all 29,000).
 #
 # | pairs | |
 # |---|---|
