@@ -117,8 +117,8 @@ def test_the_record_says_what_the_chapter_says():
 
     cures = [mean("tuned", name, "negated") for name in ("fifty negations", "mixed")]
     assert cures == pytest.approx([0.56, 0.48], abs=0.005)
-    start, alone, others = (mean("tuned", name, "old") for name in (before, *FIFTY))
-    assert (start - others) / (start - alone) == pytest.approx(2 / 3, abs=0.03)
+    kept = [mean("tuned", name, "old") for name in FIFTY]
+    assert kept == pytest.approx([0.16, 0.44], abs=0.005)
     assert ends("tuned", "fifty others", "old")[1] < 0.5
 
 
@@ -142,11 +142,11 @@ def test_the_causes_are_as_the_chapter_says():
     three = runs[:3]
     draws = [[shares["negated"] for shares in run["draws"].values()] for run in three]
     assert max(max(shares) - min(shares) for shares in draws) <= 0.0701
-    alone = [run["alone, 50 passes"] for run in three]
-    longer = [run["tuned"]["fifty negations"] for run in load_record("ruvel")["runs"][:3]]
-    means = [sum(shares["negated"] for shares in runs) / 3 for runs in (alone, longer)]
-    assert [round(100 * mean) for mean in means] == [52, 53]
-    assert min(row["old"] for row in alone) > max(row["old"] for row in longer)
+    alone = [run["alone, 50 passes"]["negated"] for run in runs]
+    assert (min(alone), round(sum(alone) / 8, 3), max(alone)) == (0.285, 0.48, 0.595)
+    mixed = [run["tuned"]["mixed"]["negated"] for run in load_record("ruvel")["runs"]]
+    later = sum(alone[3:]) - sum(mixed[3:])  # the seeds in which 130 passes are far ahead
+    assert later / 5 == pytest.approx(0, abs=0.01)
     mistakes = [(run["mistakes"]["wrong"], run["mistakes"]["does for did"]) for run in three]
     assert mistakes == [(83, 35), (98, 24), (111, 48)]
 

@@ -65,7 +65,7 @@ MISTAKES = {
     "invisible letters or unusual spaces": "Ein\u00a0Fu\u00adchs schläft.\tA fox sleeps.",
     "letters that went through a wrong encoding": "Die TÃ¼r ist zu.\tThe door is shut.",
     "the source has other targets, too": f"{SAMPLE[5][0]}\tSomething else entirely.",
-    "letters occur once or twice": "Ein Œuvre mit Ø.\tA work with an Ø.",
+    "lines with rare letters": "Ein Œuvre mit Ø.\tA work with an Ø.",
     "the sides look swapped": "\t".join(reversed(SAMPLE[9])),
 }
 LEFT_OUT = list(MISTAKES)[:5]

@@ -83,7 +83,8 @@ def actors_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
         points.properties(width=250, height=120),
         f"If a being comes first, it acts ({being.max():.0f}%); if a thing does, a stranger acts "
         f"({thing.max():.0f}%)",
-        f"A mark is one of {len(runs)} seeds. Usual order: the same, the object before the verb.",
+        f"A mark is one of {len(runs)} seeds. Usual order: the same words, with the object before "
+        "the verb.",
     )
 
 
@@ -111,14 +112,14 @@ def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     if lowest["negated"] < 40 or lowest["old"] < before["old"] - 1:
         raise ValueError("the mixed training forgets, or teaches too little for the title")
     title = "Mixed with old sentences, fifty negations teach and little is forgotten"
-    return titled(drawn, title, f"A point is one of {len(runs)} seeds.")
+    return titled(drawn, title, f"A point is one of {len(runs)} seeds; 200 sentences on each axis.")
 
 
 def repeats_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
-    """What a mixed training teaches, by how often each new sentence stands in it.
+    """What a mixed training teaches, by the copies of each new sentence in it.
 
-    Lines join the means of the runs, each of which is a point. The title says from how many repeats
-    on nine outputs of ten say "not", and how many are right there and with the most repeats.
+    Lines join the means of the runs, each of which is a point. The title says from how many copies
+    on nine outputs of ten say "not", and how many are right there and with the most copies.
     """
     rows = [
         {"curve": curve, "repeats": int(repeats), "share": 100 * row[column]}
@@ -128,7 +129,7 @@ def repeats_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     ]
     frame = pd.DataFrame(rows)
     shares = frame.groupby(["repeats", "curve"])["share"].mean().unstack()
-    x = alt.X("repeats:Q", title="how often each of the fifty stands among the 1,700")
+    x = alt.X("repeats:Q", title="copies of each of the fifty among the 1,700")
     x = x.axis(values=shares.index.tolist())
     color = colored(
         "curve", dict(zip(CURVES, PALETTE, strict=False)), legend=alt.Legend(title=None)
@@ -139,8 +140,8 @@ def repeats_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     drawn = means.mark_line() + base.mark_point(size=60).encode(shape)
     says_not, right = shares["negated: says “not”"], shares["negated: exactly right"]
     first, most = (says_not > 90).idxmax(), shares.index[-1]
-    title = f"With {first} repeats nearly all say “not”, but {right[first]:.0f}% are right"
+    title = f"With {first} copies nearly all say “not”, but {right[first]:.0f}% are right"
     title += f"; with {most}, {right[most]:.0f}%"
-    caption = "About 260 steps each: 7 passes with no repeat to 2, 6 with 3 and 5, 5 with 10. "
+    caption = "About 260 steps each: 7 passes with 0 to 2 copies, 6 with 3 and 5, 5 with 10. "
     caption += f"{len(runs)} seeds, and their means."
     return titled(drawn.properties(width=400, height=220), title, caption)
