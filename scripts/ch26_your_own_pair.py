@@ -291,7 +291,7 @@ unread = pd.Series([run["same_without_nok"] for run in record["runs"]], name="th
 unread.describe()[["min", "50%", "max"]].map("{:.0%}".format).to_frame()
 
 # %%
-pd.DataFrame(causes["runs"][0]["outputs"][4:])[["source", "output"]]  # of the run above
+pd.DataFrame(causes["runs"][0]["outputs"][4:])[["source", "output"]]  # of the same run
 
 # %% [markdown]
 # Mostly it is not read: with seven of eight seeds, 62 to 96 of a hundred outputs are the same without it (with seed 3, 12). Where it is read, it spoils other words: the horse that *sang* without `nok` now *sleeps*.
@@ -328,7 +328,7 @@ assert control["the true actor"].min() > 0.9
 actors_chart(causes["runs"])
 
 # %%
-pd.DataFrame(causes["runs"][0]["outputs"][2:])
+pd.DataFrame(causes["runs"][0]["outputs"][2:4])
 
 # %% [markdown]
 # Between beings the place decides, not the ending: the one that comes first acts, in 87 to 94% of the outputs. A thing never acted in training: where it comes first, a stranger acts in 82 to 93% (with seed 1 mostly a dog, with seed 6 a baker). Mostly it acts on the true actor: the quiet guest who washed the basket becomes *The dog washed the quiet guest*. In the usual order 97 to 100% of the outputs are right: the model knows these words and endings. In training place and ending agreed, and nothing told it which to trust.
