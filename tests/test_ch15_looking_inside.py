@@ -13,6 +13,7 @@ from scripts.ch15_looking_inside import (
     KINDS_OF_ATTENTION,
     alignment_error,
     attention_maps,
+    best_links,
     dossiers,
     even_look,
     head_numbers,
@@ -151,6 +152,11 @@ def test_word_weights_add_keys_and_average_queries():
             if rows[t] == j
         ]
         assert math.isclose(words[n, h, j, i].item(), sum(cells) / len(cells))
+
+
+def test_a_row_is_linked_to_its_heaviest_column():
+    weights = torch.tensor([[0.1, 0.2, 0.7], [0.6, 0.3, 0.1]])
+    assert best_links(weights) == {(2, 0), (0, 1)}  # (German, English)
 
 
 def test_alignment_errors_are_pooled_over_sentences():
