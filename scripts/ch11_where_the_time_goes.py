@@ -338,7 +338,7 @@ assert gain["LayerNorm"] > 1.5 and (gain["attention"] < 1.5 or new_pages(attend)
 speed.roofline_chart(operations, *rates)
 
 # %% [markdown]
-# All but the large products are memory-bound. Yet few reach that limit: LayerNorm, the loss, dropout and attention stay far below the roof, the residual sum is above it. And `F.linear` is half as fast as oneDNN.
+# Attention is at the ridge; left of it everything is memory-bound. Yet few reach their roof: LayerNorm, the loss, dropout and attention stay far below, the residual sum is above. And `F.linear` is half as fast as oneDNN.
 #
 # ## Why the dots are where they are
 #
