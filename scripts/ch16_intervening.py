@@ -289,7 +289,7 @@ table
 #
 # So a worth may hide a head's work. **Test 1.** Silence all 24 heads of a kind. If no head stands in for another, that costs about the sum of the 24 worths.
 #
-# **The control.** Any disturbance may cost something. So we also leave what the heads say in place and add noise to each. It goes through the head's own $W^O$, and at each position its length in the residual stream is that of what silence takes away. Eight noises together are somewhat shorter than eight heads, whose parts point the same way. So we also double them.
+# **The control.** Any disturbance may cost something. So we also leave what the heads say in place and add noise to each. It goes through the head's own $W^O$, and at each position its length in the residual stream is that of what silence takes away. Eight noises together may be shorter than eight heads, whose parts may point the same way. So we also double them.
 
 
 # %%
