@@ -26,6 +26,7 @@ from scripts.ch15_looking_inside import (
 )
 from scripts.core.models import STUDIED
 from scripts.corpora.captions import aligned_pairs
+from scripts.studies.heads import model_1_links, split_words, word_translation
 
 PAIRS = aligned_pairs()
 
@@ -162,6 +163,33 @@ def test_a_row_is_linked_to_its_heaviest_column():
 def test_alignment_errors_are_pooled_over_sentences():
     links, sure = [{(0, 0)}, {(0, 1)}], [{(0, 0)}, {(i, i) for i in range(9)}]
     assert math.isclose(alignment_error(links, sure, sure), 1 - 2 / 12)
+
+
+def brute_force_model_1(pairs, rounds):
+    """IBM Model 1 with dictionaries."""
+    sources = {s for german, _ in pairs for s in ("", *german)}
+    targets = {t for _, english in pairs for t in english}
+    p = {(s, t): 1.0 for s in sources for t in targets}
+    for _ in range(rounds):
+        count = dict.fromkeys(p, 0.0)
+        for german, english in pairs:
+            for t in english:
+                total = sum(p[s, t] for s in ("", *german))
+                for s in ("", *german):
+                    count[s, t] += p[s, t] / total
+        sums = {s: sum(count[s, t] for t in targets) for s in sources}
+        p = {(s, t): c / sums[s] for (s, t), c in count.items()}
+    return p
+
+
+def test_ibm_model_1_is_that_of_plain_loops():
+    pairs = [tuple(map(split_words, pair.texts)) for pair in PAIRS[:6]]
+    table, reference = word_translation(pairs, 3), brute_force_model_1(pairs, 3)
+    met = {(s, t) for german, english in pairs for s in ("", *german) for t in english}
+    assert table == pytest.approx({pair: reference[pair] for pair in met}, rel=1e-7, abs=1e-7)
+    # "T-Shirt" is learned as three words, so the whole word explains nothing.
+    captions = aligned_pairs("T-Shirt Hund | dog | 1-0")
+    assert model_1_links([("Hund", "dog")], captions) == ["1-0"]
 
 
 # The record

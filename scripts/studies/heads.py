@@ -2,15 +2,17 @@
 
 The numbers of each head over the validation split; and how much less likely the references become,
 under teacher forcing, if a head is silent, says its mean, or speaks through noise, and if all heads
-of a layer or of a kind are changed.
+of a layer or of a kind are changed. And IBM Model 1's links for our captions.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+import pandas as pd
 import torch
 from scipy.stats import ttest_1samp
 from torch import Tensor
@@ -21,9 +23,10 @@ from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch08_decoding import dropout_off, until_end
 from scripts.ch16_intervening import changed_losses, every_head, noise_beside
 from scripts.core.models import Trained
+from scripts.corpora.captions import AlignedPair, aligned_pairs
 from scripts.fast.searching import cached_greedy
 from scripts.fast.translating import search_rows
-from scripts.studies.subject import Corpus, Pairs, StudyOptions, encoded, subject_command
+from scripts.studies.subject import Corpus, Pairs, StudyOptions, Texts, encoded, subject_command
 
 Head = tuple[str, int, int]  # its kind, its layer and its number, from 0
 
@@ -34,6 +37,47 @@ WAYS = ("silent", "mean", "noise")  # how a head is changed
 def mean_instead(head_output: Tensor) -> Tensor:
     """A head's mean over the batch, at each of its places (B, T, d_k)."""
     return head_output.mean((0, 1)).expand_as(head_output)
+
+
+def word_translation(
+    pairs: Iterable[tuple[Texts, Texts]], rounds: int = 5
+) -> dict[tuple[str, str], float]:
+    """IBM Model 1 (Brown et al. 1993): p(English word | German word), learned from pairs alone.
+
+    Every English word comes from one German word of its sentence, or from none (""), all positions
+    being equally likely. `rounds` of expectation maximisation, from the uniform distribution.
+    """
+    rows = [(("", *german), english) for german, english in pairs]
+    words = pd.DataFrame(rows, columns=["source", "target"]).explode("target", ignore_index=True)
+    links = words.explode("source").astype("category").rename_axis("word").reset_index()
+    links["p"] = 1.0
+    for _ in range(rounds):
+        links["share"] = links["p"] / links.groupby("word")["p"].transform("sum")  # expectation
+        groups = (links.groupby(by, observed=True) for by in (["source", "target"], "source"))
+        of_pair, of_source = (group["share"].transform("sum") for group in groups)
+        links["p"] = of_pair / of_source  # maximisation
+    return links.groupby(["source", "target"], observed=True)["p"].first().to_dict()
+
+
+def split_words(text: str) -> list[str]:
+    """Words and punctuation marks, lower-cased."""
+    return re.findall(r"\w+|[^\w\s]", text.lower())
+
+
+def model_1_links(pairs: Pairs, aligned: Sequence[AlignedPair]) -> list[str]:
+    """For each of our captions a line "0-0 1-1 …": each English word linked to its best source.
+
+    IBM Model 1 learns from `pairs` and our captions' texts; it never sees their links.
+    """
+    texts = [*pairs, *(pair.texts for pair in aligned)]
+    p = word_translation((split_words(german), split_words(english)) for german, english in texts)
+    lines = []
+    for pair in aligned:
+        german, english = ([word.lower() for word in side] for side in (pair.german, pair.english))
+        weights = [[p.get((source, target), 0.0) for source in german] for target in english]
+        links = ch15.best_links(torch.tensor(weights, dtype=torch.float64))
+        lines.append(" ".join(f"{i}-{j}" for i, j in sorted(links, key=itemgetter(1))))
+    return lines
 
 
 class Judge:
@@ -117,6 +161,7 @@ def inspect_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
     val = corpus["val"][: options.sentences]
     looks = looks_through(trained, val)
     numbers, even = mean_numbers(looks), mean_numbers([ch15.even_look(look) for look in looks])
+    captions = aligned_pairs()
     torch.manual_seed(0)  # noise
     judge = Judge(trained, val)
     heads = worth_of_each(judge)
@@ -130,6 +175,10 @@ def inspect_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
         "even": {kind: by_name(numbers[0, 0]) for kind, numbers in even.items()},
         "layers": worth_of_groups(judge, itemgetter(0, 1)),
         "kinds": worth_of_groups(judge, itemgetter(0)),
+        "ibm_model_1": {
+            "trained_on": len(corpus["train"]) + len(captions),
+            "links": model_1_links(corpus["train"], captions),
+        },
     }
 
 
