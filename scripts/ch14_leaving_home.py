@@ -119,11 +119,11 @@ class WholeSearch(export.ModelPart):
 
 
 # %%
-with export.refused(shows="ended.all()"):  # what the exporter's message says about it
+with export.refused(shows="ended.all()"):  # prints what the message says about it
     torch.export.export(WholeSearch(model), (src,), strict=False)
 
 # %% [markdown]
-# At this line Python asks whether to go on, and only the data can tell. ONNX has loops (`Loop`, `Scan`) and branches (`If`), and PyTorch has operations for them (`torch.while_loop`, `torch.cond`). But the exporter can't see Python's own `for` and `if`.
+# At this line Python asks whether to go on, and only the data can tell. ONNX has loops (`Loop`, `Scan`) and branches (`If`), and PyTorch has operations for them (`torch.while_loop`, `torch.cond`). Of Python's own `for` and `if` the exporter sees only the operations that they ran.
 #
 # Between steps the host keeps what chapter 8's `CopiedCache` kept: the keys and values that cross-attention makes of the source, and those that self-attention made of earlier tokens. The encoder's graph gives the first, called `cross`. A step takes the second, `past`, and returns them with its own added, as `present`:
 #
@@ -299,7 +299,7 @@ assert onnx_greedy(folder, rows, max_len=60) == ours
 print("the same tokens in all forty")
 
 # %% [markdown]
-# In none. If logits differ by at most $e$, a choice can change only where the best two are less than $2e$ apart. We measure both, at each token that is written. (`module_function` makes a `Graph` of a PyTorch module.)
+# In none. If the programs' logits differ by at most $e$, a choice can change only where the best two are less than $2e$ apart. We measure this difference and this margin at each token that is written. (`module_function` makes a `Graph` of a PyTorch module.)
 
 # %%
 encoder = export.graph_function(folder / "encoder.onnx")
@@ -320,10 +320,10 @@ def watched_step(**inputs: np.ndarray) -> list[np.ndarray]:
 config = export.graph_config(model)
 alone = [host_greedy(encoder, watched_step, config, [row], max_len=60)[0] for row in rows]
 assert alone == ours and max(differences) < 0.0001
-print(f"{len(margins)} choices. Smallest margin: {min(margins):.3f}. Differences: below 0.0001.")
+print(f"{len(margins)} choices. Smallest margin: {min(margins):.4f}. Differences: below 0.0001.")
 
 # %% [markdown]
-# The smallest margin is more than 25 times $2e$.
+# The smallest margin is 25 times $2e$ or more.
 #
 # ## Case · Fluent, and wrong
 #
@@ -392,7 +392,7 @@ right = export.step_example(model, R=3, S=5, T=2)
 print("position in their example:", example["position"], "in ours:", right["position"])
 
 # %% [markdown]
-# **Culprit.** It asks for no position: (d). Their example has `int(position)`, and no tensor. A Python number becomes a constant in the graph. For √d_k that is right. For a position it is wrong: every token stands at position 2. ONNX Runtime alone would have refused an input that the graph doesn't have. Our `graph_function` drops it silently: a convenience that hid the fault.
+# **Culprit.** The graph has no input for a position, so it looks up none: (d). Their example has `int(position)`, and no tensor. A Python number becomes a constant in the graph. For √d_k that is right. For a position it is wrong: every token stands at position 2. ONNX Runtime alone would have refused an input that the graph doesn't have. Our `graph_function` drops it silently: a convenience that hid the fault.
 #
 # (`int(position)` *inside* the module is refused, as the loop was.)
 #
@@ -466,7 +466,7 @@ def filled_spec(model: EncoderDecoder, config: TrainConfig) -> Any:
 
 
 # %% [markdown]
-# The rest are settings: CTranslate2 shall add `</s>` to a source, and take our ε in LayerNorm. Its names of `<unk>`, `<s>` and `</s>` are SentencePiece's, too.
+# The rest are settings: CTranslate2 must add `</s>` to a source, and use our ε in LayerNorm. Its names of `<unk>`, `<s>` and `</s>` are SentencePiece's, too.
 
 
 # %%
@@ -509,7 +509,8 @@ export_ctranslate2(trained, ct2_folder := folder / "ctranslate2")
 beams = cached_beam_search(model, src, padding_mask(src), max_len=60, beam=4, alpha=0.6)
 best = [list(hypotheses[0].ids) for hypotheses in beams]
 assert by_ctranslate2(ct2_folder, **like_ours | {"beam_size": 1})[0] == ours
-assert by_ctranslate2(ct2_folder, **like_ours)[0] == best
+ids, scores = by_ctranslate2(ct2_folder, **like_ours)
+assert ids == best and np.allclose(scores, [h[0].score(alpha=0.6) for h in beams], atol=1e-3)
 print("greedy, and a beam with our settings: the same tokens in all sentences")
 
 # %% [markdown]
