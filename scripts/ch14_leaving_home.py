@@ -563,7 +563,7 @@ for i in changed:  # by min_decoding_length=1
 #
 # *code · difficulty ●●○ · worth ●●● · 40 minutes*
 #
-# Write a beam search in NumPy around a step's graph, for one source and without `</s>`, to keep it short. `BOS` of chapter 6 is the first token that it reads; after each step the `beam` likeliest continuations survive. Return those after `length` steps, each as a list of ids without `BOS`, best first. `step(tokens=…, position=…, past=…)` is the graph with the source's arrays filled in, for any number R of rows: it gives logits (R, V) and the longer past. You get the empty `past` (N, 2, 1, H, 0, d_k) of one row; from the second step on there are `beam` rows. (`solution("host_beam")` shows ours.)
+# Write a beam search in NumPy around a step's graph, for one source and without `</s>`. `BOS` of chapter 6 is the first token that it reads; after each step the `beam` likeliest continuations survive. Return those after `length` steps, each as a list of ids without `BOS`, best first. `step(tokens=…, position=…, past=…)` is the graph with the source's arrays filled in, for any number R of rows: it gives logits (R, V) and the longer past. You get the empty `past` (N, 2, 1, H, 0, d_k) of one row; from the second step on there are `beam` rows. (`solution("host_beam")` shows ours.)
 
 
 # %%
@@ -579,7 +579,7 @@ check(host_beam)
 #
 # *project · difficulty ●●● · worth ●●○ · 300 minutes*
 #
-# Run the two graphs where this series doesn't: in Rust, Go, Swift or C#, all of which have ONNX Runtime. Bring the tokenizer from a library for SentencePiece. Compare it with `onnx_greedy` on a file of sentences, token by token, before you look at its speed.
+# Run the two graphs where this series doesn't: in Rust, Go, Swift or C#, all of which have ONNX Runtime. Bring the tokenizer from a library for SentencePiece. Compare it with `onnx_greedy` on a file of sentences, token by token.
 
 # %% [markdown]
 # Next: [Chapter 15 · Looking inside](ch15_looking_inside.ipynb)
