@@ -211,8 +211,8 @@ def two_graphs() -> alt.TopLevelMixin:
         drawn("two_graphs").chart(),
         "Two graphs, and a loop that belongs to neither",
         "Read upwards. Three things go round: the token that the host chooses, the position that "
-        "it counts, and past, which is the last step's present. Blue and orange: graphs. Pink: "
-        "the host. Green: keys and values.",
+        "it counts, and past, which is the last step's present. The first step gets BOS, 0 and an "
+        "empty past. Blue and orange: graphs. Pink: the host. Green: keys and values.",
     )
 
 
