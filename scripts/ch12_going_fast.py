@@ -189,16 +189,16 @@ show(duel(lap := laps(to_longest[:1]), lap), "the same again", at_least=0.8)
 staircase.lines_chart(stairs := load_record("speed-stairs"))
 
 # %% [markdown]
-# Some sixty lines train 14 times as many tokens a second; half of them are chapter 7's `token_batches`. Nine hundred more bring another 1.3. (More than half of these are the Python around the C.)
+# Fifty-five lines train 14 times as many tokens a second; half of them are chapter 7's `token_batches`. Nine hundred more bring another 1.3. (More than half of these are the Python around the C.)
 #
-# In numbers, each stair against the one below it: the median and the range of seven rounds. The last row is the control, the finished program against itself. A stair is *seen* if its median lies outside the control's range.
+# In numbers, each stair against the one below it: the median and the range of seven rounds. A stair is *seen* if it gains in each of the seven: chance alone does so once in 128 times. The last row is the control, the finished program against itself.
 
 # %%
 added = staircase.stairs_table(stairs)
 added
 
 # %% [markdown]
-# Padding to the longest and 16 bits gain most. *Memory kept*, *loss in chunks*, *rows* and *products by hand* aren't seen. From *fused parts* on, the race runs our fast path, `scripts/fast`. By itself that gains nothing: see *the fast path, all off*.
+# Padding to the longest and 16 bits gain most. *Memory kept*, *loss in chunks*, *rows* and *products by hand* aren't seen. From *fused parts* on, the race runs our fast path, `scripts/fast`. With all its parts off it isn't seen, either.
 #
 # Now we climb. Each section explains a stair, times it live on the small model, and ends with its row.
 #
@@ -262,7 +262,7 @@ show(ratios, "memory kept", at_least=0.8)
 added.loc[["memory kept"]]
 
 # %% [markdown]
-# At full size the stair isn't seen. In an [older race](../results/speed-peers.json) of the textbook, on two threads and in 16 bits, it is worth 1.23 to 1.30.
+# At full size the rounds differ too much to tell. In an [older race](../results/speed-peers.json) of the textbook, on two threads and in 16 bits, it is worth 1.23 to 1.30.
 #
 # ## PyTorch's fused parts
 #
@@ -579,7 +579,7 @@ added.loc[["C"]]
 staircase.both_ends(added, load_record("speed-steps")["half"])
 
 # %% [markdown]
-# **A stair carries what stands on it.** *Dropout from 16 bits* is worth 1.58 here, and 1.15 where it was added. But C's dropout needs these bits, its softmax the chunks, its attention the rows: without one of the three, a part of C is out, too. *Memory kept* is worth about 2% here, 1.00 beside the control's 0.98.
+# **A stair carries what stands on it.** *Dropout from 16 bits* is worth 1.58 here, and 1.14 where it was added. But C's dropout needs these bits, its softmax the chunks, its attention the rows: without one of the three, a part of C is out, too. *Memory kept* is worth about 2% here, 1.00 beside the control's 0.98.
 #
 # **Against others.** In an [older race](../results/speed-peers.json) all have 16 bits and memory kept. A step of x-transformers takes 1.8 times as long as ours, MarianMTModel's 1.9, `nn.Transformer`'s 2.0 and the textbook's 2.2, with 2.2 to 2.6 times the memory. Ours alone has the fused Adam, worth 1.01; x-transformers has less dropout. `make bench` repeats the race.
 #
@@ -612,7 +612,7 @@ staircase.launches_chart(stages)
 # ## Summary
 #
 # - A trick counts if it computes the same numbers, up to rounding, and if its ratio is clear of the control's.
-# - Begin with what costs few lines: padding, 16 bits, fused parts. Then sort, in thirty. Nine hundred more bring 1.3.
+# - Begin with what costs few lines: padding, 16 bits, fused parts. Then sort, in 26. Nine hundred more bring 1.3.
 # - Ask what a fused operation does with *your* settings: on a CPU dropout rules out PyTorch's fast attention.
 # - A factor depends on what is below it, and carries what stands on it.
 # - On a GPU a small model waits for launches: a recording is worth nine times.
