@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 12 · Going fast
 #
-# After this chapter you can make a training step many times as fast, show that it still computes the same numbers, and say what each trick is worth and what it costs in lines of code.
+# After this chapter you can make a training step many times as fast, show that it still computes the same numbers, and say what each trick gains, and what it costs in lines of code.
 #
 # | | |
 # |---|---|
@@ -102,7 +102,7 @@ assert "".join(turns) == "ba" + "ba" + "ab" + "ba" and len(ratios) == 3  # warm-
 assert 1.5 < np.median(ratios) < 10, "four times the work"
 
 # %% [markdown]
-# The contenders train chapter 4's model, with one layer on each side, on 96 made-up pairs, whose lengths are like Multi30k's. A *lap* takes an optimizer step on each batch.
+# The contenders train chapter 4's model, with one layer on each side, on 96 made-up pairs as long as Multi30k's. A *lap* takes an optimizer step on each batch.
 
 
 # %%
@@ -189,7 +189,7 @@ show(duel(lap := laps(to_longest[:1]), lap), "the same again", at_least=0.8)
 staircase.lines_chart(stairs := load_record("speed-stairs"))
 
 # %% [markdown]
-# Fifty-five lines train 14 times as many tokens a second; half of them are chapter 7's `token_batches`. Nine hundred more bring another 1.3. (More than half of these are the Python around the C.)
+# Fifty-five lines train 14 times as many tokens a second; nearly half of them are chapter 7's `token_batches`. Nine hundred more bring another 1.3. (More than half of these are the Python around the C.)
 #
 # In numbers, each stair against the one below it: the median and the range of seven rounds. A stair is *seen* if it gains in each of the seven: chance alone does so once in 128 times. The last row is the control, the finished program against itself.
 
@@ -198,7 +198,7 @@ added = staircase.stairs_table(stairs)
 added
 
 # %% [markdown]
-# Padding to the longest and 16 bits gain most. *Memory kept*, *loss in chunks*, *rows* and *products by hand* aren't seen. From *fused parts* on, the race runs our fast path, `scripts/fast`. With all its parts off it isn't seen, either.
+# Padding to the longest and 16 bits gain most. *Memory kept*, *loss in chunks*, *rows* and *products by hand* aren't seen. From *fused parts* on, the race runs our fast path, `scripts/fast`. With all its parts off, that isn't seen, either: it gains by its parts.
 #
 # Now we climb. Each section explains a stair, times it live on the small model, and ends with its row.
 #
@@ -522,7 +522,7 @@ show(ratios, "rows")
 added.loc[["rows", "products by hand"]]
 
 # %% [markdown]
-# The live batch is in random order. At full size batches are sorted, and 4% of them is padding (chapter 7): little is left to gain. *Products by hand*, `LinearProduct` in [`scripts/fast`](../scripts/fast/fast.py), keeps rows in 16 bits where autocast converts back and forth. C builds on both.
+# The live batch is in random order. At full size batches are sorted, and only 4% of them is padding (chapter 7). *Products by hand*, `LinearProduct` in [`scripts/fast`](../scripts/fast/fast.py), keeps rows in 16 bits where autocast converts back and forth. Alone it loses 2%. C builds on both.
 #
 # ## Last, C
 #
@@ -600,7 +600,7 @@ stages = staircase.stages_table(load_record("gpu-waterfall-small")["stages"])
 stages
 
 # %% [markdown]
-# Each stage is compared with the one before, in five rounds; no control ran. The recording brings 9. Sixteen bits lose in each round, and *few shapes* can't be told from chance.
+# Each stage is compared with the one before, in five rounds. The recording brings 9. Sixteen bits lose in each round. *Few shapes* doesn't gain in each.
 
 # %%
 staircase.launches_chart(stages)

@@ -47,7 +47,7 @@ def stairs_table(record: Mapping[str, Any]) -> pd.DataFrame:
         gained[name] = gains(record["reports"], [same, name])[name]
     columns = {
         "lines": pd.Series(record["lines"]).reindex(gained.columns, fill_value=0),
-        "times as fast": gained.apply(spread),
+        "gain at full size": gained.apply(spread),
         "seen": (gained > 1).all().map({True: "yes", False: "no"}),
     }
     return pd.DataFrame(columns)
@@ -57,7 +57,7 @@ def both_ends(added: pd.DataFrame, finished: Mapping[str, Any]) -> pd.DataFrame:
     """Stairs of `stairs_table`, and how many times as long the `finished` program takes without."""
     rounds = {name: finished["reports"][out]["rounds"] for name, out in TAKEN_OUT.items()}
     taken = pd.DataFrame(rounds).apply(spread)
-    return pd.DataFrame({"added": added["times as fast"][taken.index], "taken out": taken})
+    return pd.DataFrame({"added": added["gain at full size"][taken.index], "taken out": taken})
 
 
 def lines_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
@@ -78,12 +78,12 @@ def lines_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
         base.mark_circle(size=60, color=PALETTE[0], opacity=1),
     ]
     flat = used["speed"].pct_change() < 0.05  # near each other: labels below, one under another
-    places = [{"align": "left", "dx": -4, "dy": 16 * i} for i in range(1, flat.sum() + 1)]
+    places = [{"align": "left", "dx": -4, "dy": 2 + 14 * i} for i in range(1, flat.sum() + 1)]
     below = [(flat & (flat.cumsum() == i), place) for i, place in enumerate(places, 1)]
     for rows, place in (
         (used["code"] == 0, {"align": "left", "dx": 26, "dy": -9}),  # beside the riser
         (used["code"] == 1, {"align": "left", "dx": 6, "dy": -9}),
-        ((used["code"] > 1) & ~flat, {"align": "right", "dx": -7, "dy": -8}),
+        ((used["code"] > 1) & ~flat, {"align": "right", "dx": -9, "dy": -4}),
         *below,
     ):
         text = alt.Chart(used[rows]).mark_text(fontSize=11, **place)
