@@ -162,7 +162,7 @@ to_longest = [make_batch(pairs[i : i + 32]) for i in (0, 32, 64)]
 show(duel(lap := laps(to_longest[:1]), lap), "the same again", at_least=0.8)
 
 # %% [markdown]
-# The control differs from 1 by a few percent. A smaller gain shows only in a longer duel with more rounds.
+# The median is near 1, and the range shows what chance does. A small gain shows only in a longer duel with more rounds.
 #
 # ## The staircase
 #
