@@ -363,7 +363,7 @@ inside.round(2)
 # - *Linear maps*: narrow instructions. With 256 bits oneDNN is hardly faster than `F.linear`.
 # - *Adam*: too many bytes, 2.6 times the least, in about as many times the time.
 # - *LayerNorm*: one slow link, `var_mean`. Bytes explain a quarter of its time.
-# - *Attention*: not bytes. The fused call moves a third of them and gains nothing. The slowest link is `bmm`, 1,024 small products.
+# - *Attention*: not bytes. At 16 tokens the fused call moves a third of them and gains nothing. The slowest link is `bmm`, 1,024 small products.
 # - *Dropout*: one slow link. It draws random numbers, which count as neither FLOPs nor bytes.
 # - *The loss*: a strange link, a subtraction (`sub`).
 #
@@ -499,7 +499,7 @@ for length in (16, 256):
 assert nine[0] > 3 * operations["all"]["attention"]
 
 # %% [markdown]
-# Both: here attention adds a quarter to a step, and its dropout an eighth. The record's time grows as much from 16 to 256: 36%.
+# Both: attention adds a quarter to a step, and its dropout an eighth. The record's time grows as much from 16 to 256: 36%.
 #
 # ## Summary
 #
