@@ -175,9 +175,7 @@ def causes(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
         "who acts": {order: table.to_dict("index") for order, table in tables.items()},
         "strangers": strangers(outputs["object first"], first),
         "usual order, exact": exact(model, usual),
-        "asked": {
-            name: fast_translate(m, ASKED) for name, m in ((BEFORE, model), ("mixed", mixed))
-        },
+        "asked": {BEFORE: fast_translate(model, ASKED), "mixed": fast_translate(mixed, ASKED)},
         "mistakes": mistakes(translations(mixed, TESTED), TESTED),
     }
     if seed > 1:
