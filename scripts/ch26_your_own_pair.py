@@ -274,14 +274,14 @@ assert greedy_bleu(model, old) > 96 and exact(model, old) > 0.9
 # - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
 # - **The object first.** *Tivente havo limen*: the ending says who is heard, so it's the dog who hears the bird.
 #
-# **Predict.** Let's ask for the sentence of our first picture, without `nok` and with it. What will the model make of a word that it has never seen?
+# We ask for the sentence of our first picture, without `nok` and with it. **Predict.** What will the model make of a word that it has never seen?
 
 # %%
 ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok birel."]
 print(*fast_translate(model, ASKED), sep="\n")
 
 # %% [markdown]
-# Ask your own: [the grammar](../scripts/corpora/invented.py) lists all words. Now two hundred such sentences.
+# Ask your own: [the grammar](../scripts/corpora/invented.py) lists all words. Now we ask for two hundred negations.
 
 
 # %%
@@ -297,7 +297,7 @@ known = {word for _, target in data.corpus["train"] for word in fingerprint(targ
 assert known.isdisjoint(("not", "do", "does", "did"))
 
 # %% [markdown]
-# None comes out right: not one output of eight seeds holds a *not*. How could it? No English sentence in training has *not*, *do* or *did*. Nor is there an alarm: `nok` is two known pieces, `n` and `ok`. Does it change anything? **Instrument.** Delete `nok` from the sources, and compare. How many outputs stay the same, with eight seeds?
+# None comes out right; not one output of eight seeds holds a *not*. How could it? No English sentence in training has *not*, *do* or *did*. Nor is there an alarm: `nok` is two known pieces, `n` and `ok`. Does it change anything? **Instrument.** Delete `nok` from the sources, and compare. The shares of outputs that stay the same, for eight seeds:
 
 # %%
 record = load_record("ruvel")
@@ -346,7 +346,7 @@ pd.DataFrame(causes[0]["outputs"]["object first"][:2])  # of a recorded run
 # %% [markdown]
 # Between beings the place decides, not the ending: the object acts in 87 to 94% of the outputs. A thing never acted in training: for one that comes first, a stranger acts in 82 to 93% (with seed 1 mostly a dog, with seed 6 a baker). In the usual order 97 to 100% of the outputs are right, so the model knows these words and endings.
 #
-# Why doesn't it trust the ending? In training the place told who acts in every sentence; of the objects half had no ending. **Experiment.** Give every object in training its ending. **Predict.** Which does the model trust then?
+# Why doesn't it trust the ending? In training the place told who acts in every sentence, but half of the objects had no ending. **Experiment.** Give every object in training its ending. **Predict.** Which does the model trust then? The shares of outputs in which the being that comes first still acts, for eight seeds:
 
 # %%
 endings = load_record("ruvel-endings")["runs"]
@@ -439,7 +439,7 @@ repeats_chart(load_record("ruvel-controls")["runs"])
 #
 # ## Case · A score above 90
 #
-# **Symptom.** A corpus of 900 pairs, split at random. The model has over 90 BLEU on its test set; on its users' sentences we measure 64.
+# **Symptom.** A corpus of 900 pairs, split at random. The model has over 90 BLEU on its test set; on its users' sentences we measure 65.
 #
 # **Suspects.** *Another kind* of sentences; *overfitting*, by too long a training; *twins* of the test set in training.
 #
