@@ -93,7 +93,6 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 
 # %%
 pairs = ruvel_pairs()
-assert len(set(pairs)) == 2000
 example = ("aleni goral-ka gura velis-re bir-el", "the girl brought apples to the big horse")
 links = [(0, 1), (1, 7), (1, 4), (2, 6), (3, 3), (4, 2)]  # of words, by their places
 titled(
@@ -277,6 +276,7 @@ assert greedy_bleu(model, old) > 96 and exact(model, old) > 0.9
 # We ask for the sentence of our first picture, without `nok` and with it. **Predict.** What will the model make of a word that it has never seen?
 
 # %%
+# NBVAL_IGNORE_OUTPUT
 ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok birel."]
 print(*fast_translate(model, ASKED), sep="\n")
 
@@ -293,8 +293,6 @@ def says_not(outputs: Sequence[str]) -> float:
 new = ruvel_pairs(250, construction="negation")
 fifty, negated = new[:50], new[50:]
 assert says_not(translations(model, negated)) == exact(model, negated) == 0
-known = {word for _, target in data.corpus["train"] for word in fingerprint(target)}
-assert known.isdisjoint(("not", "do", "does", "did"))
 print(data.tokenizer.pieces("nok"))
 
 # %% [markdown]
@@ -341,7 +339,8 @@ causes = load_record("ruvel-causes")["runs"]
 actors_chart(causes)
 
 # %%
-pd.DataFrame(causes[0]["outputs"]["object first"][:2])  # of a recorded run
+outputs = pd.DataFrame(causes[0]["outputs"])  # of a recorded run
+outputs[outputs["source"].str.match(r"\w+te ")]
 
 # %% [markdown]
 # Between beings the place decides, not the ending: the object acts in 87 to 94% of the outputs. A thing never acted in training: for one that comes first, a stranger acts in 82 to 93% (with seed 1 mostly a dog, with seed 6 a baker). In the usual order 97 to 100% of the outputs are right, so the model knows these words and endings.
@@ -407,6 +406,7 @@ tuning_chart(record["runs"])
 # *Mixed*, the fifty cost hardly anything: 96.5 to 98.5% of the old sentences are right, 97.0 to 98.5 before. Of the negations 48% are right. We ask again.
 
 # %%
+# NBVAL_IGNORE_OUTPUT
 print(*fast_translate(models["mixed"], ASKED), sep="\n")
 
 # %% [markdown]

@@ -54,7 +54,8 @@ def actors_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     `runs` have under "who acts" a share for each order, what the object is, and who acts.
     """
     rows = [
-        {"order": order, "object": f"the object is {what}", "acts": acts, "share": 100 * share}
+        {"order": order, "object": f"the object is {what}", "share": 100 * share}
+        | {"acts": acts.replace("first noun", "object")}  # which stands first in "object first"
         for run in runs
         for order, table in run["who acts"].items()
         for what, shares in table.items()
