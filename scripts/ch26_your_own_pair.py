@@ -70,13 +70,13 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # make living MODEL=runs/ruvel                                        # a page that translates
 # ```
 #
-# `ruvel.tsv` has a source, a tab and a target on each line. Two files, line by line, do as well: `--source a.txt --target b.txt`. Any languages and scripts will do, by codes (`qru-en`) or names (`Ruvel-English`). We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
+# `ruvel.tsv` has a source, a tab and a target on each line. Two files do as well: `--source a.txt --target b.txt`. Any languages will do, by codes (`qru-en`) or names (`Ruvel-English`). We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
 #
 # ## A language that nobody speaks
 #
 # > **In short.** Ruvel puts the verb last, and endings say what English says by word order.
 #
-# No one's mother tongue helps, and we know every rule; the main ones:
+# No one's mother tongue helps, and we know every rule. The main ones:
 #
 # | | |
 # |---|---|
@@ -133,7 +133,7 @@ with TemporaryDirectory() as folder:
 print(report_text(own.report))
 
 # %% [markdown]
-# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. Lines 200 and 400 are left out on a guess (a name may equal its translation), and the report says so. The other four stay, since a wrong guess would delete your work.
+# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. Lines 200 and 400 are left out on a guess: a name may equal its translation. The other four stay, since a wrong guess would delete your work.
 #
 # ## What may be held out
 #
@@ -186,7 +186,7 @@ assert not {s[0] for s, _ in train_part} & {s[0] for s, _ in held_out}, "a twin 
 assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 
 # %% [markdown]
-# `scripts.train` draws pairs, too, and leaves their twins out of training. It takes for twins also sentences that share 80% of their word triples.
+# `scripts.train` keeps twins out of training, too: also sentences that share 80% of their word triples.
 #
 # ## Choose, train, judge
 #
@@ -244,7 +244,7 @@ def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
 
 
 # %% [markdown]
-# Our grammar writes only one translation, so we can count exact ones, too. The 2,000 pairs come in no order: the last 200 are the test set. Two of them have a twin in training, which moves a score by one point at most. **Predict.** How many of the 200 will be exactly right?
+# Our grammar writes only one translation, so we can count exact ones. The last 200 pairs are the test set; two of them have a twin in training, worth at most one point. **Predict.** How many of the 200 will be exactly right?
 
 
 # %%
@@ -273,7 +273,7 @@ assert greedy_bleu(model, old) > 96 and exact(model, old) > 0.9
 # - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
 # - **The object first.** *Tivente havo limen*: the ending says who is heard, so it's the dog who hears the bird.
 #
-# We ask for the sentence of our first picture, without `nok` and with it. **Predict.** What will the model make of a word that it has never seen?
+# We ask for the sentence of our first picture, without and with `nok`. **Predict.** What will the model make of a word that it has never seen?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -343,9 +343,9 @@ outputs = pd.DataFrame(causes[0]["outputs"])  # of a recorded run
 outputs[outputs["source"].str.match(r"\w+te ")]
 
 # %% [markdown]
-# Between beings the place decides, not the ending: the object acts in 87 to 94% of the outputs. A thing never acted in training: for one that comes first, a stranger acts in 82 to 93% (with seed 1 mostly a dog, with seed 6 a baker). In the usual order 97 to 100% of the outputs are right, so the model knows these words and endings.
+# Between beings the place decides, not the ending: the object acts in 87 to 94% of the outputs. A thing never acted in training: if one comes first, a stranger acts in 82 to 93% (with seed 1 mostly a dog, with seed 6 a baker). In the usual order 97 to 100% are right, so the model knows these words and endings.
 #
-# Why doesn't it trust the ending? In training the place told who acts in every sentence, but half of the objects had no ending. **Experiment.** Give every object in training its ending. **Predict.** Which does the model trust then? The shares of outputs in which the being that comes first still acts, for eight seeds:
+# Why doesn't it trust the ending? In training the place always told who acts, but half of the objects had no ending. **Experiment.** Give every object in training its ending. **Predict.** Which does the model trust then? The shares of outputs in which the being that comes first still acts, for eight seeds:
 
 # %%
 endings = load_record("ruvel-endings")["runs"]
@@ -364,7 +364,7 @@ print(*sorted(f"{run['who acts']['a being']['the object']:4.0%}" for run in endi
 # - *fifty others*: the control, as new and few, without negations,
 # - *mixed*: the same fifty negations ten times each, among the 1,700 pairs that the model knows.
 #
-# **Predict.** After which does the model say *not*? After which does it still translate the old test set, which holds no negation?
+# **Predict.** After which does the model say *not*? After which does it still translate the old test set?
 
 
 # %%
@@ -401,7 +401,7 @@ assert alone["old_says_not"] > 0.15 and mixed["old_says_not"] < 0.05
 tuning_chart(record["runs"])
 
 # %% [markdown]
-# *Fifty negations* teach: nearly all outputs say *not*, and 56% are right. But the model learns to negate where nothing is negated: of its outputs for *old* sentences 35 to 83% say *not*. It forgets, too: 16% of the old sentences stay right. Would any fifty do such harm? Much of it: after *fifty others* 44% stay right. But that model never says *not*.
+# *Fifty negations* teach: nearly all outputs say *not*, and 56% are right. But the model learns to negate where nothing is negated: of its outputs for *old* sentences 35 to 83% say *not*. A girl who carried a ring becomes *The woman did not carry the heavy ring in the market* (seed 1). Only 16% of the old sentences stay right. Would any fifty do such harm? Much of it: after *fifty others* 44% stay right. But that model never says *not*.
 #
 # *Mixed*, the fifty cost hardly anything: 96.5 to 98.5% of the old sentences are right, 97.0 to 98.5 before. Of the negations 48% are right. We ask again.
 
@@ -410,7 +410,7 @@ tuning_chart(record["runs"])
 print(*fast_translate(models["mixed"], ASKED), sep="\n")
 
 # %% [markdown]
-# MISTAKES_TEXT
+# Half of such outputs are still wrong, but not for lack of a *not*. With three seeds, 53 to 67% of the wrong ones have another verb or another form of it. *Does* for *did* stands in 24 to 43%; some have both ([record](../results/ruvel-causes.json)).
 #
 # How many copies of each of the fifty must be among the 1,700? **Predict.** Which comes first: a *not*, or a right sentence?
 
@@ -418,7 +418,7 @@ print(*fast_translate(models["mixed"], ASKED), sep="\n")
 repeats_chart(load_record("ruvel-controls")["runs"])
 
 # %% [markdown]
-# The *not* comes first, from two copies on. To be right takes more copies. The old sentences lose hardly anything.
+# The *not*, from two copies on. To be right takes more; the old sentences lose hardly anything.
 #
 # On the command line:
 #
@@ -431,11 +431,9 @@ repeats_chart(load_record("ruvel-controls")["runs"])
 # python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
 # ```
 #
-# `--from` takes the fifty ten times each, and keeps out of training what judged the model. `valid.tsv`, which chooses the epoch, has sentences of both kinds. The last command shows what was forgotten.
+# `--from` takes the fifty ten times each, and keeps out of training what judged the model. `valid.tsv`, which chooses the epoch, has sentences of both kinds. The last command shows what was forgotten: nothing, in our one run ([record](../results/ruvel-commands.json)). Of the old test set 98% are right before and after; of `asked.tsv` none before, and 53% after.
 #
-# We ran this once ([record](../results/ruvel-commands.json)). Of the old test set 98% are right before and after; of `asked.tsv` none before, and 53% after.
-#
-# `--from` takes the rate 4e-3, the highest of three that we tried. With each of three seeds, more of 200 other negations are right than with 2e-3 or 1e-3 ([record](../results/ruvel-rates.json)). Our own 2e-3 above was chosen with seed 1 on the test sets. On other negations 4e-3 would be better for our model, too ([record](../results/ruvel-controls.json)).
+# `--from` takes the rate 4e-3, the highest that we tried. With each of three seeds it gets more of 200 other negations right than 2e-3 and 1e-3 ([record](../results/ruvel-rates.json)). Our 2e-3 above was chosen with seed 1 on the test sets; on other negations 4e-3 is better there, too ([record](../results/ruvel-controls.json)).
 #
 # ## Case · A score above 90
 #
@@ -483,13 +481,13 @@ assert by_groups["its test set"] < 70
 pd.DataFrame(record["runs"][0]["case"]).T  # BLEU of a recorded run
 
 # %% [markdown]
-# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences. After the honest split they have 48 to 58 on their test set, and 57 to 65 on fresh sentences. So the fresh sentences aren't harder. (This test set has only 33 different sentences: with another draw it gives 58 to 63.) Nor is it overfitting. With 8 epochs in place of 20, fresh sentences have 21 to 30 BLEU; with 40, they have 70 to 74 ([three seeds](../results/ruvel-controls.json)).
+# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences. After the honest split they have 48 to 58 on their test set, and 57 to 65 on fresh sentences. So the fresh sentences aren't harder. Nor is it overfitting. With 8 epochs in place of 20, fresh sentences have 21 to 30 BLEU; with 40, they have 70 to 74 ([three seeds](../results/ruvel-controls.json)).
 #
 # ## What more pairs give
 #
 # > **In short.** In a real language each tripling of the pairs still gives points, and few pairs want long training.
 #
-# We cut Multi30k to fewer pairs, in up to three draws. *One for all* is chapter 9's preset `small`; *by size* is the table above; *longer* is `small` with as many passes. **Predict.** All 29,000 pairs give 41 BLEU. What do 1,000 give? And what is the recipe worth?
+# We cut Multi30k to fewer pairs. *One for all* is chapter 9's preset `small`; *by size* is the table above; *longer* is `small` with as many passes. **Predict.** All 29,000 pairs give 41 BLEU. What do 1,000 give? And what is the recipe worth?
 
 # %%
 sizes = load_record("sizes-multi30k")
@@ -497,7 +495,9 @@ frame = size_frame(sizes, [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3
 sizes_chart(frame)
 
 # %% [markdown]
-# SIZES_TEXT
+# With 1,000 pairs *by size* has 17.6 BLEU, and *one for all* 8.0. Most of the gain is due to more passes: *longer* has 16.5. With 3,000 pairs *longer* is even better than *by size*. But the narrow model takes a third of the time.
+#
+# SOONER_TEXT
 
 # %%
 size_choices(frame)
@@ -526,7 +526,7 @@ size_choices(frame)
 #
 # - Look at the pairs. Keep near-copies of held-out sentences out of training.
 # - A test set like the training set can't show what both lack. Ask for constructions one by one.
-# - Fifty sentences halved the failures of one construction; with the object first, 2% became 12 to 27% (exercise 3). Mix them with old ones, and measure on the old test set what is forgotten.
+# - Fifty sentences halved the failures of one construction; with the object first, 2% became 12 to 27% (exercise 3). Mix them with old ones, and measure what is forgotten.
 #
 # ## What the paper did that we don't
 #

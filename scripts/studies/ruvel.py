@@ -99,13 +99,14 @@ def shown_outputs(trained: Trained, pairs: PAIRS) -> list[dict[str, str]]:
 
 
 def chapter_runs(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
-    """The scores of the chapter's models."""
+    """The scores of the chapter's models; the first seed's also say what they make of six pairs."""
     old, first, models = data.corpus["test"], MOVED[:200], {BEFORE: model}
     for name, (pairs, epochs) in tunings(data, FIFTY).items():
         models[name] = tuned(model, data, pairs, epochs)
+    shown = [ASKED[4], ASKED[2], first[0], first[1], old[0], old[2]]
     both = (translations(model, pairs) for pairs in (ASKED, WITHOUT))
     splits = {"at random": random_split, "honest": honest_split}
-    return {
+    scores = {
         "tuned": {name: shares(trained, old, ASKED) for name, trained in models.items()},
         "object_first": {name: exact(trained, first) for name, trained in models.items()},
         "same_without_nok": sum(a == b for a, b in zip(*both, strict=True)) / len(ASKED),
@@ -114,6 +115,9 @@ def chapter_runs(seed: int, data: TrainingData, model: Trained) -> dict[str, Any
             for name, split in splits.items()
         },
     }
+    if seed > 1:
+        return scores
+    return scores | {"outputs": {name: shown_outputs(m, shown) for name, m in models.items()}}
 
 
 def another_draw(pairs: PAIRS, share: float, seed: int) -> tuple[PAIRS, PAIRS]:
