@@ -148,6 +148,16 @@ def test_the_causes_are_as_the_chapter_says():
     assert shares == [[53, 63, 67], [24, 42, 43]]
 
 
+def test_the_place_decides_also_where_each_object_has_its_ending():
+    record = load_record("ruvel-endings")
+    assert record["definite"] == {"plain": 0.488, "definite": 1}  # "half of the objects"
+    runs = record["runs"]
+    assert [run["seed"] for run in runs] == [*range(1, 9)]
+    acts = [run["who acts"]["a being"]["the object"] for run in runs]
+    assert (min(acts), max(acts)) == (0.867, 1)
+    assert min(run["exact"]["test"] for run in runs) > 0.98  # they have learnt this Ruvel
+
+
 def test_the_controls_say_what_the_chapter_says():
     runs = load_record("ruvel-controls")["runs"]
     fresh = {n: [run["case"][n]["fresh"] for run in runs] for n in ("8", "40")}
