@@ -70,7 +70,7 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # make living MODEL=runs/ruvel                                        # a page that translates
 # ```
 #
-# `ruvel.tsv` has a source, a tab and a target on each line. Two files do as well: `--source a.txt --target b.txt`. Any languages will do, by codes (`qru-en`) or names (`Ruvel-English`). We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
+# `ruvel.tsv` has a source, a tab and a target on each line. Two files do as well: `--source a.txt --target b.txt`. We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
 #
 # ## A language that nobody speaks
 #
@@ -108,7 +108,7 @@ titled(
 #
 # > **In short.** Files are made by people. A report names each oddity; nothing is dropped in silence.
 #
-# We spoil the file with eight slips that we have seen in real corpora.
+# We spoil the file with eight slips such as real corpora have.
 #
 # **Predict.** The report leaves four of the eight out, and keeps four. Which?
 
@@ -133,7 +133,7 @@ with TemporaryDirectory() as folder:
 print(report_text(own.report))
 
 # %% [markdown]
-# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. Lines 200 and 400 are left out on a guess: a name may equal its translation. The other four stay, since a wrong guess would delete your work.
+# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. Lines 200 and 400 go on a guess: a name may equal its translation. The other four stay: a wrong guess would delete your work.
 #
 # ## What may be held out
 #
@@ -201,7 +201,7 @@ recipes = {count: asdict(TrainConfig(**recipe_for(count))) for count in (1000, 3
 pd.DataFrame(recipes).T[["layers", "d_model", "vocab", "dropout", "epochs"]]
 
 # %% [markdown]
-# Ruvel is simpler than captions: this smaller model learns it in half a minute, by the loop of [chapter 9](ch09_training_run.ipynb).
+# Ruvel is simpler than captions: this smaller model learns it, by the loop of [chapter 9](ch09_training_run.ipynb).
 
 # %%
 LEARNER = TrainConfig(
@@ -281,7 +281,7 @@ ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok bi
 print(*fast_translate(model, ASKED), sep="\n")
 
 # %% [markdown]
-# Ask your own: [the grammar](../scripts/corpora/invented.py) lists all words. Now we ask for two hundred negations.
+# Ask your own ([the grammar](../scripts/corpora/invented.py) lists all words). Now two hundred negations.
 
 
 # %%
@@ -303,7 +303,7 @@ record = load_record("ruvel")
 print(*sorted(f"{run['same_without_nok']:4.0%}" for run in record["runs"]))
 
 # %% [markdown]
-# Mostly it changes nothing. Where it does, it spoils other words: seed 1 makes *The horse sleeps in the forest* of *Goral vosta sil nok kelel*, and without `nok` *The horse sang in the forest* ([record](../results/ruvel-causes.json)).
+# Mostly `nok` changes nothing. Else it changes other words: seed 1 makes *The horse sleeps in the forest* of *Goral vosta sil nok kelel*, and without `nok` *The horse sang in the forest* ([record](../results/ruvel-causes.json)).
 #
 # With the object first, two outputs of a hundred are right. **Experiment.** Who acts in them: the object, the true actor, or a stranger, who isn't in the sentence? The control has the same words in the usual order: if it fails, too, the order isn't to blame. **Predict.** Who acts if the object is a being, and who if it is a thing?
 
@@ -343,7 +343,7 @@ outputs = pd.DataFrame(causes[0]["outputs"])  # of a recorded run
 outputs[outputs["source"].str.match(r"\w+te ")]
 
 # %% [markdown]
-# Between beings the place decides, not the ending: the object acts in 87 to 94% of the outputs. A thing never acted in training: if one comes first, a stranger acts in 82 to 93% (with seed 1 mostly a dog, with seed 6 a baker). In the usual order 97 to 100% are right, so the model knows these words and endings.
+# Between beings the place decides, not the ending: the object acts in 87 to 94% of the outputs. A thing never acted in training: if one comes first, a stranger acts in 82 to 93% (with seed 1 mostly a dog). In the usual order 97 to 100% are right, so the model knows these words and endings.
 #
 # Why doesn't it trust the ending? In training the place always told who acts, but half of the objects had no ending. **Experiment.** Give every object in training its ending. **Predict.** Which does the model trust then? The shares of outputs in which the being that comes first still acts, for eight seeds:
 
@@ -401,7 +401,7 @@ assert alone["old_says_not"] > 0.15 and mixed["old_says_not"] < 0.05
 tuning_chart(record["runs"])
 
 # %% [markdown]
-# *Fifty negations* teach: nearly all outputs say *not*, and 56% are right. But the model learns to negate where nothing is negated: of its outputs for *old* sentences 35 to 83% say *not*. A girl who carried a ring becomes *The woman did not carry the heavy ring in the market* (seed 1). Only 16% of the old sentences stay right. Would any fifty do such harm? Much of it: after *fifty others* 44% stay right. But that model never says *not*.
+# *Fifty negations* teach: nearly all outputs say *not*, and 56% are right. But the model learns to negate where nothing is negated: of its outputs for *old* sentences 35 to 83% say *not*. A girl who carried a ring becomes *The woman did not carry the heavy ring in the market* (seed 1). Only 16% of the old sentences stay right. Any fifty do much of this harm: after *fifty others* 44% stay right. But that model never says *not*.
 #
 # *Mixed*, the fifty cost hardly anything: 96.5 to 98.5% of the old sentences are right, 97.0 to 98.5 before. Of the negations 48% are right. We ask again.
 
@@ -410,9 +410,9 @@ tuning_chart(record["runs"])
 print(*fast_translate(models["mixed"], ASKED), sep="\n")
 
 # %% [markdown]
-# Half of such outputs are still wrong, but not for lack of a *not*. With three seeds, 53 to 67% of the wrong ones have another verb or another form of it. *Does* for *did* stands in 24 to 43%; some have both ([record](../results/ruvel-causes.json)).
+# Half of such outputs are still wrong, but not for lack of a *not*: 53 to 67% of those have another verb or another form of it, and 24 to 43% *does* for *did* ([three seeds](../results/ruvel-causes.json)).
 #
-# How many copies of each of the fifty must be among the 1,700? **Predict.** Which comes first: a *not*, or a right sentence?
+# How many copies of the fifty must be among the 1,700? **Predict.** Which comes first: a *not*, or a right sentence?
 
 # %%
 repeats_chart(load_record("ruvel-controls")["runs"])
@@ -433,7 +433,7 @@ repeats_chart(load_record("ruvel-controls")["runs"])
 #
 # `--from` takes the fifty ten times each, and keeps out of training what judged the model. `valid.tsv`, which chooses the epoch, has sentences of both kinds. The last command shows what was forgotten: nothing, in our one run ([record](../results/ruvel-commands.json)). Of the old test set 98% are right before and after; of `asked.tsv` none before, and 53% after.
 #
-# `--from` takes the rate 4e-3, the highest that we tried. With each of three seeds it gets more of 200 other negations right than 2e-3 and 1e-3 ([record](../results/ruvel-rates.json)). Our 2e-3 above was chosen with seed 1 on the test sets; on other negations 4e-3 is better there, too ([record](../results/ruvel-controls.json)).
+# `--from` takes the rate 4e-3, the highest that we tried. With each of three seeds it gets more of 200 other negations right than 2e-3 and 1e-3 ([record](../results/ruvel-rates.json)). For our 2e-3 above we looked at the test sets, with seed 1; on other negations 4e-3 is better there, too ([record](../results/ruvel-controls.json)).
 #
 # ## Case · A score above 90
 #
@@ -485,7 +485,7 @@ pd.DataFrame(record["runs"][0]["case"]).T  # BLEU of a recorded run
 #
 # ## What more pairs give
 #
-# > **In short.** In a real language each tripling of the pairs still gives points, and few pairs want long training.
+# > **In short.** In a real language each tripling of the pairs gives points. Few pairs want long training.
 #
 # We cut Multi30k to fewer pairs. *One for all* is chapter 9's preset `small`; *by size* is the table above; *longer* is `small` with as many passes. **Predict.** All 29,000 pairs give 41 BLEU. What do 1,000 give? And what is the recipe worth?
 
@@ -495,13 +495,15 @@ frame = size_frame(sizes, [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3
 sizes_chart(frame)
 
 # %% [markdown]
-# With 1,000 pairs *by size* has 17.6 BLEU, and *one for all* 8.0. Most of the gain is due to more passes: *longer* has 16.5. With 3,000 pairs *longer* is even better than *by size*, but takes three times as long. One warning: with 1,000 pairs *one for all* takes at most 198 steps, and its rate rises for 400. So *longer* gains over a training that never leaves its warm-up.
+# With 1,000 pairs *by size* has 17.6 BLEU, and *one for all* 8.0. Most of the gain is due to more passes: *longer* has 16.5. With 3,000 pairs *longer* is even better than *by size*, but takes three times as long.
+#
+# A warning: with 1,000 pairs *one for all* never leaves its warm-up of 400 steps; it takes at most 198.
 
 # %%
 size_choices(frame)
 
 # %% [markdown]
-# Minutes are those of a CPU thread (26 for all 29,000).
+# Minutes are of a CPU thread (26 for all 29,000).
 #
 # | pairs | |
 # |---|---|
@@ -560,7 +562,7 @@ check(unknown_words)
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is more than `factor` times the corpus's median ratio, or less than the median divided by `factor`. (`solution("odd_lengths")` shows ours.)
+# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is more than `factor` times the median ratio, or less than the median divided by `factor`. (`solution("odd_lengths")` shows ours.)
 
 
 # %%

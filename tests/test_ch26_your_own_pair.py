@@ -138,7 +138,7 @@ def test_the_causes_are_as_the_chapter_says():
     assert (min(right), max(right)) == (0.97, 1)
     strangers = [run["strangers"] for run in runs]
     assert all(row["done to the true actor"] > 0.75 * row["outputs"] for row in strangers)
-    assert [strangers[i]["most often"][0][0] for i in (0, 5)] == ["dog", "baker"]
+    assert strangers[0]["most often"][0] == ["dog", 91]
     mistakes = [run["mistakes"] for run in runs[:3]]
     assert [row["wrong"] for row in mistakes] == [83, 98, 111]
     shares = [
