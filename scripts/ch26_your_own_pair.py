@@ -268,7 +268,7 @@ assert greedy_bleu(model, old) > 96 and exact(model, old) > 0.9
 #
 # > **In short.** A test set that looks like the training set asks only what was taught. Ask something else.
 #
-# Our grammar has two constructions that none of the 2,000 pairs has.
+# Our grammar has two constructions that none of our pairs has.
 #
 # - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
 # - **The object first.** *Tivente havo limen*: the ending says who is heard, so it's the dog who hears the bird.
@@ -487,7 +487,7 @@ pd.DataFrame(record["runs"][0]["case"]).T  # BLEU of a recorded run
 #
 # > **In short.** In a real language each tripling of the pairs gives points. Few pairs want long training.
 #
-# We cut Multi30k to fewer pairs. *One for all* is chapter 9's preset `small`; *by size* is the table above; *longer* is `small` with as many passes. **Predict.** All 29,000 pairs give 41 BLEU. What do 1,000 give? And what is the recipe worth?
+# We cut Multi30k to fewer pairs. *One for all* is chapter 9's preset `small`; *by size* is the table above; *longer* is `small` with as many passes. **Predict.** All 29,000 pairs give 41 BLEU. What do 1,000 give, and what is the recipe worth?
 
 # %%
 sizes = load_record("sizes-multi30k")
