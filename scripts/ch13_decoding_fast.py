@@ -110,7 +110,7 @@ ways = {
 # - **Tables laid out.** oneDNN multiplies fastest with a table in an order of its own.
 # - **Room.** `torch.cat` copies all old keys and values to append new ones: $T(T-1)/2$ positions in T steps. Instead, we keep empty room behind them, and double it when full: fewer than 2T positions are copied.
 #
-# It also has chapter 12's parts: fused kernels, and an encoder without padding. All that gains 1.9. (`pack_at` and our C come below.)
+# It also has chapter 12's parts: fused kernels, and an encoder without padding. All that gains 1.9. (`cached_texts`, `pack_at` and our C come below.)
 
 # %%
 fast, searching = Late("scripts.fast.decoding"), Late("scripts.fast.searching")
@@ -128,7 +128,7 @@ ways["done once, chapter 12's parts"] = without_c(partial(search, scored, pack_a
 #
 # > **In short.** After each step of a beam some prefixes are continued twice, others not at all. With a cache for each, whole caches are copied, though no key or value has changed, only *whose* it is. So let all share one cache, and note whose past each token belongs to.
 #
-# The shared cache holds L tokens, K more after each step, and nothing in it moves. Beside it we keep `ancestors` (B, k, L): does this token belong to that prefix's past? A new token is its own ancestor (`enter`). A prefix that continues another starts with a copy of its row (`follow`).
+# The shared cache holds L tokens, K more after each step. Beside it we keep `ancestors` (B, k, L): does this token belong to that prefix's past? A new token is its own ancestor (`enter`). A prefix that continues another starts with a copy of its row (`follow`).
 
 
 # %%
@@ -168,7 +168,7 @@ for tokens, origin in steps:
 figures.family_chart(tree.ancestors[0], cached)
 
 # %% [markdown]
-# *One* and the second *dog* (of *the dog*).
+# *One* and the second *dog* (of *the dog*): no survivor continues them.
 #
 # Masked by the tree, attention gives each prefix the same as over its own tokens alone. At step T copying moves 2·K·T·D numbers in each layer, `follow` only K·L bytes. But a mask wastes something, too: it hides *strangers*, tokens of other prefixes, only after each query has met their keys. That is PyTorch's way. Our loop in C (`attend` in [`kernels.c`](../scripts/fast/kernels.c)) skips them. **Predict.** From which beam on does copying win, with PyTorch's attention and with ours?
 
@@ -339,7 +339,7 @@ def best_logits(logits: Tensor, m: int) -> tuple[Tensor, Tensor]:
 
 
 # %% [markdown]
-# For the 8 largest of 8,192 logits, the last `topk` searches only 512, but there are more calls. **Predict.** From which vocabulary on do blocks pay? And for the largest alone, or for 64?
+# For the 8 largest of 8,192 logits, the last `topk` searches 512, but there are more calls. **Predict.** From which vocabulary on do blocks pay? And for the largest alone, or for 64?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -510,7 +510,7 @@ controls = [gain(way, way, 8) for way in others]
 figures.waterfall_chart(gains, gain(first, others[-1], 4), controls)
 
 # %% [markdown]
-# By the clock, on two threads and 100 sentences, [the record](../results/decoding-speed.json) has 8.6 for greedy search in 32 bits, and 11.5 for a beam of 4; in 8 bits 14.5 and 20.1.
+# By the clock, on two threads and 100 sentences, [the record](../results/decoding-speed.json) has 8.6 times as fast for greedy search in 32 bits, 11.5 for a beam of 4; in 8 bits 14.5 and 20.1.
 #
 # ## When may a beam stop?
 #
