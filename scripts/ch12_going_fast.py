@@ -474,8 +474,8 @@ added.loc[["loss in chunks"]]
 class Layout:
     """Which cells of a padded rectangle (B, T) have rows: with `packed` the real ones, else all.
 
-    Row n is cell `slots[n]`, that is b·T + t, at `positions[n]`, that is t. `full` says that all
-    cells have rows; `real` is None if nothing is hidden.
+    `shape` is (B, T), `slots` (N,) each row's cell b·T + t, `positions` (N,) its t; `full` says
+    that all cells have rows, and `real` is None if nothing is hidden.
     """
 
     def __init__(self, real: Tensor, packed: bool):
