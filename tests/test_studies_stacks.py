@@ -1,4 +1,4 @@
-"""Chapters 17 and 18: one stack by the fast path, what is changed in it, and classifiers of number."""
+"""Chapters 17 and 18: one stack by the fast path, its suspects, and classifiers of number."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Why is one stack worse under the prefix mask (chapter 18)? `python -m scripts.studies.prefix_causes`.
+"""Why the prefix mask is worse (chapter 18): `python -m scripts.studies.prefix_causes`.
 
 Each suspect is one change, made under both masks. The unchanged stacks are those of the study
 `stacks`: the same setting, batches and seeds. Where a change adds weights, the stack begins as the
@@ -51,7 +51,7 @@ class ChangedStack(OneStack):
         self.offsets = table if suspect == "relative" else None
 
     def bias(self, i: int, places: Tensor, others: Tensor) -> Tensor | float:
-        """What layer i adds to scores, for places (…, T) and those looked at (…, S): (H, …, T, S)."""
+        """What layer i adds to scores: places (…, T) look at others (…, S), to (H, …, T, S)."""
         if self.offsets is None:
             return 0.0
         offset = places.unsqueeze(-1) - others.unsqueeze(-2)  # (…, T, S)
@@ -161,7 +161,7 @@ class ChangedRow(stacks.StackRow):
         return ChangedStack(super().build(config, vocab), self.suspect)
 
     def loss_of(self, config: TrainConfig) -> Callable[..., tuple[Tensor, Tensor]]:
-        """Chapter 18's question; in training perhaps the source's, too. The second sum is the target's."""
+        """Chapter 18's question, and perhaps the source's; the second sum is the target's."""
 
         def loss(
             model: ChangedStack, batch: Batch, criterion: LabelSmoothing
