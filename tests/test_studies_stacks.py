@@ -95,7 +95,7 @@ def test_training_and_decoding_see_the_same_positions(name):
 def test_a_suspect_begins_as_the_plain_stack_and_then_learns(name, float64):
     """The target's loss is the same at first, and what was added gets a gradient."""
     row, loss_of, model = fresh(name, shaken=False)
-    batch = make_batch(PAIRS)
+    batch = make_batch(20 * PAIRS)  # enough to hide some
     _, plain_loss, plain = fresh(row.sees, shaken=False)
     loss, nll = plain_loss(plain, batch, CRITERION)
     sums = loss_of(model, batch, CRITERION)
