@@ -289,7 +289,7 @@ def influence_panels(maps: Mapping[str, Tensor]) -> alt.TopLevelMixin:
     )
 
 
-def classify_chart(counted: pd.DataFrame) -> alt.TopLevelMixin:
+def classify_chart(counted: pd.DataFrame, title: str) -> alt.TopLevelMixin:
     """Test errors by number of labels, each run a point, a line through the means.
 
     `counted` has a row for each run, with the columns row (its kind), captions and test.
@@ -307,9 +307,9 @@ def classify_chart(counted: pd.DataFrame) -> alt.TopLevelMixin:
     dots = base.mark_circle(size=45, opacity=0.7)
     return titled(
         alt.layer(means.mark_line(opacity=0.6), dots).properties(width=460, height=250),
-        "Singular or plural? Errors by number of labels",
-        "Each point is a run, eight for each kind and number of labels, the kinds drawn side by "
-        "side; lower is better. With all labels the eight bags of words are the same.",
+        title,
+        "Singular or plural? Each point is a run, eight for each kind and number of labels, the "
+        "kinds drawn side by side; lower is better. With all labels the eight bags are the same.",
     )
 
 
