@@ -15,9 +15,19 @@ from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import pad_rows
 from scripts.core.models import Trained
 from scripts.core.settings import build_model
-from scripts.studies import recipes, sources
-from scripts.studies.recipes import ALL, GREEDY, MORE, PART, REVERSE, RISK, SAMPLED, TAUGHT
-from scripts.studies.recipes import distinct_candidates, sequence_log_probs
+from scripts.studies import english, recipes
+from scripts.studies.recipes import (
+    ALL,
+    GREEDY,
+    MORE,
+    PART,
+    REVERSE,
+    RISK,
+    SAMPLED,
+    TAUGHT,
+    distinct_candidates,
+    sequence_log_probs,
+)
 from scripts.studies.rows import part_indices
 from scripts.studies.runner import SWEEP
 
@@ -63,17 +73,14 @@ def test_what_each_row_learns_from(few):
     assert facts["teacher"]["model"] == "sample-de-en" and facts["train_bleu"] > 50
 
 
-def test_strangers_come_with_every_text_once(few):
-    data = sources.with_strangers(few, {0, 3})
-    pairs, people = data.corpus["train"], few.corpus["train"]
-    assert [e for _, e in pairs] == [e for _, e in people]
-    assert sorted(g for g, _ in pairs) == sorted(g for g, _ in people)
-    assert [i for i in range(40) if pairs[i] == people[i]][:2] == [0, 3]
-    assert sum(pair == person for pair, person in zip(pairs, people, strict=True)) < 6
-    moved = sources.moved_on(few.val)
-    assert [e.tgt for e in moved] == [e.tgt for e in few.val]
-    assert sorted(e.src for e in moved) == sorted(e.src for e in few.val)
-    assert all(a.src != b.src for a, b in zip(moved, few.val, strict=True))
+def test_counted_english_is_a_distribution_and_interpolates():
+    model = english.Counted([[2, 5, 6, 3], [2, 5, 5, 3]], order=3, vocab=8)
+    for context in [(), (2,), (2, 5), (9, 9), (5, 6)]:
+        assert math.isclose(sum(model.probability(piece, context) for piece in range(8)), 1)
+    # Six pieces follow: 5, 6, 3, 5, 5, 3. Three kinds give up 0.75 each, for all eight.
+    assert math.isclose(model.probability(6, ()), 0.25 / 6 + 3 * 0.75 / 6 / 8)
+    assert model.probability(6, (9,)) == model.probability(6, ())  # a context that never was
+    assert math.isclose(model.nats([2, 5]), -math.log(model.probability(5, (2,))))
 
 
 def test_a_model_that_others_need_is_trained_once(few, monkeypatch):

@@ -1,4 +1,4 @@
-"""How well can captions be guessed without a source? (chapter 21): `python -m scripts.studies.english`.
+"""English guessed without a source (chapter 21): `python -m scripts.studies.english`.
 
 Counting models of English pieces, from the targets of all pairs and from those of the part that
 back-translation knows; nats a piece on the validation captions, as in `scripts.studies.recipes`.
@@ -15,7 +15,7 @@ from scripts.studies.rows import data_of
 from scripts.studies.runner import Plan, Run, study_command
 
 DISCOUNT = 0.75  # taken off every count, for the shorter context (Ney et al. 1994)
-ORDERS = (1, 2, 3, 4, 5)
+ORDERS = (1, 2, 3, 4)
 
 
 class Counted:

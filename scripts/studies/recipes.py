@@ -175,7 +175,7 @@ def distinct_candidates(
     generator: torch.Generator,
     references: Sequence[Sequence[int]] | None = None,
 ) -> list[list[tuple[int, ...]]]:
-    """Of each source of src (B, S) the different texts of `count` draws, and its reference if given.
+    """The different texts of `count` draws for each source of src (B, S); a reference comes first.
 
     Ids without bos, and with eos where a text ended within `max_len`. Drawn from the model as it
     is: temperature 1, without dropout.

@@ -474,7 +474,7 @@ def who_writes() -> alt.TopLevelMixin:
     """Four recipes of chapter 21: who writes a pair's two sides, and who learns from it."""
     german, english = ("German", "people's"), ("English", "people's")
     recipes = {
-        "distillation by words": (german, ("a probability for each word", "the teacher's")),
+        "distillation by words": (german, ("word probabilities", "the teacher's")),
         "distillation by sequences": (german, ("English", "the teacher's")),
         "back-translation": (("German", "a reverse model's"), english),
         "minimum risk": (german, ("several attempts", "the model's own")),
@@ -483,7 +483,8 @@ def who_writes() -> alt.TopLevelMixin:
     diagram = Diagram(700, 226)
     for x, heading in ((258, "source"), (443, "target"), (627, "who learns")):
         diagram.word(x, 216, heading, "name")
-    for y, (recipe, sides), learner in zip((160, 108, 56, 4), recipes.items(), learners, strict=True):
+    rows = zip((160, 108, 56, 4), recipes.items(), learners, strict=True)
+    for y, (recipe, sides), learner in rows:
         diagram.word(6, y + 19, recipe, "beside")
         for x, (what, who) in zip((258, 443), sides, strict=True):
             diagram.box(x, y, what, "blue" if who == "people's" else "orange", 86, 38, who)
@@ -496,24 +497,20 @@ def who_writes() -> alt.TopLevelMixin:
     )
 
 
-def listening_chart(rows: pd.DataFrame, title: str) -> alt.TopLevelMixin:
-    """A line for each row of `rows` from its loss `own` to its loss `stranger`, and its `bleu`."""
-    y = row_axis("row", list(rows["row"]), labelLimit=260)
-    base = alt.Chart(rounded(rows.assign(text=rows["bleu"].map("BLEU {:.1f}".format)))).encode(y)
-    own = alt.X("own:Q", title="validation loss, nats a token").scale(zero=False, padding=50)
+def falls_chart(
+    rows: pd.DataFrame, before: str, after: str, title: str, caption: str
+) -> alt.TopLevelMixin:
+    """A line for each row from the loss in column `before` to that in `after`, with its `note`."""
+    base = alt.Chart(rounded(rows)).encode(row_axis("row", list(rows["row"]), labelLimit=260))
+    end = alt.X(f"{after}:Q", title="validation loss, nats a token").scale(zero=False, padding=60)
     layers = [
-        base.mark_rule(color=GREY, strokeWidth=2).encode(own, x2="stranger:Q"),
-        base.mark_circle(size=90, opacity=1, color=PALETTE[0]).encode(own),
-        base.mark_point(size=90, color=PALETTE[0]).encode(x="stranger:Q"),
-        base.mark_text(align="left", dx=10).encode(x="stranger:Q", text="text:N"),
+        base.mark_rule(color=GREY, strokeWidth=2).encode(end, x2=f"{before}:Q"),
+        base.mark_circle(size=90, opacity=1, color=PALETTE[0]).encode(end),
+        base.mark_point(size=90, color=PALETTE[0]).encode(x=f"{before}:Q"),
+        base.mark_text(align="right", dx=-10).encode(end, text="note:N"),
     ]
-    return titled(
-        alt.layer(*layers).properties(width=380, height=34 * len(rows)),
-        title,
-        "Filled: the loss given each caption's own source. Open: given a stranger's. The line "
-        "between them is what the source is worth to the model.",
-        wrap=80,
-    )
+    chart = alt.layer(*layers).properties(width=400, height=36 * len(rows))
+    return titled(chart, title, caption, wrap=80)
 
 
 def two_tests_chart(
@@ -521,8 +518,8 @@ def two_tests_chart(
 ) -> alt.TopLevelMixin:
     """Every run a mark, BLEU on one test across and on another up; lines through the first run."""
     names = list(dict.fromkeys(runs["name"]))
-    scales = [alt.Scale(zero=False, padding=20)] * 2
-    x, y = (alt.X(f"{first}:Q").scale(scales[0]), alt.Y(f"{second}:Q").scale(scales[1]))
+    x, y = (channel(f"{test}:Q") for channel, test in ((alt.X, first), (alt.Y, second)))
+    x, y = (channel.scale(zero=False, padding=20) for channel in (x, y))
     base, legend = alt.Chart(rounded(runs)), {"title": None, "sort": None}
     marks = base.mark_point(size=110, filled=True, opacity=0.9).encode(
         x,
