@@ -74,13 +74,13 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 # %% [markdown]
 # ## Who writes, and who learns
 #
-# > **In short.** Some texts that our models learn from can be written by models. Then ask of each text: who wrote it, and who learns from it?
+# > **In short.** Models can write what models learn from. Ask of each text: who wrote it, and who learns from it?
 
 # %%
 who_writes()
 
 # %% [markdown]
-# The recipes are by Hinton et al. (2015) and Kim and Rush (2016), who also distil by sequences, by Sennrich et al. (2016), and by Shen et al. (2016). A model's text is never as good as a person's. Each recipe works where its faults do little harm.
+# They are by Hinton et al. (2015), Kim and Rush (2016: both kinds of distillation), Sennrich et al. (2016) and Shen et al. (2016). A model's text has faults. Each recipe works where they do little harm.
 #
 # ## Distillation by words
 #
@@ -175,7 +175,7 @@ pd.DataFrame(rows, columns=["source", "a person", "the teacher"])
 #
 # ### On record
 #
-# The trainings of this section and of the next two are in one record, [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save`). The model is the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout, trained for five passes over Multi30k. Each row has three seeds and a learning rate of its own. All scores are of the validation split, which also chose the rates; BLEU is by greedy decoding. A verdict ([`verdict.py`](../scripts/book/verdict.py)) compares a row with the one that it has to beat.
+# The trainings of this section and of the next two are in [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save`): the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout, after five passes over Multi30k. Each row has three seeds and its own learning rate. All scores are of the validation split, which also chose the rates; BLEU is by greedy decoding. A verdict ([`verdict.py`](../scripts/book/verdict.py)) compares a row with the one that it has to beat.
 
 # %%
 TO_BEAT = {
@@ -220,7 +220,7 @@ print(verdict_line("teacher's translations", by_bleu["teacher's translations"], 
 # %% [markdown]
 # The teacher's student predicts people's words *worse*, yet what it writes is closer to people's text. The loss charges for each wording that the student gave up. BLEU looks only at the one that it writes.
 #
-# The teacher had learned these very captions, and for much longer. So a part of the gain may come from its knowledge of them: its own BLEU is 51.7 on the training captions and 41.3 on validation.
+# The teacher had learned these very captions: its BLEU is 51.7 on them, 41.3 on validation. The record says nothing of a teacher that hadn't.
 
 
 # %% [markdown]
@@ -249,7 +249,7 @@ def turned_around(data: TrainingData) -> TrainingData:
 
 
 # %% [markdown]
-# **Your turn.** The model's text must land on the side that is *read*. On the side that is learned, a person's target would give way to what a weak model wrote, and the training loss would look splendid: a model's text is easy.
+# **Your turn.** The model's text must land on the side that is *read*. On the other side it would replace a person's target, and the training loss would look splendid: a model's text is easy.
 
 
 # %% tags=["yours"]
@@ -289,7 +289,7 @@ means.loc[["a part", *backs, "all pairs"], ["loss", "bleu"]].round(2)
 # %% [markdown]
 # Either German takes 0.9 nats or more off the loss. Greedy German also adds three BLEU, drawn German none. **Predict.** What did the drawn German teach, if not to translate?
 #
-# A suspicion: it taught English. A model can guess the next word from the English before it, or from the source. With 27,188 more captions it learns more English, whatever stands beside them. The loss rewards that. BLEU doesn't: good English about something else is no translation.
+# A suspicion: it taught English. A model can guess the next word from the English before it, or from the source. From 27,188 more captions it learns more English, whatever stands beside them. The loss rewards that, but good English about something else has no BLEU.
 #
 # A test: how low does the loss get *without any source*? A model that only counts English pieces guesses each from the three before it, at most ([`english.py`](../scripts/studies/english.py), `python -m scripts.studies.english --save`). If its loss stays far above that of the translator that read drawn German, the suspicion is wrong.
 
@@ -317,7 +317,7 @@ falls_chart(
 #
 # German that people wrote takes another 0.7 nats off: that is what reading is worth. Greedy German, with a BLEU of 8, takes only 0.08 nats more off than drawn German, and adds three BLEU. So where a model can gain by writing alone, its loss says little about how well it translates.
 #
-# (All seeds have the same 1,812 pairs. The translator of the part alone was best after about 18,000 read pairs; the others read 145,000, and still got better.)
+# (All seeds have the same 1,812 pairs.)
 
 
 # %% [markdown]
@@ -420,7 +420,7 @@ print(f"words a caption, people's: {of_teacher['val_words']:.1f}; by these model
 means.loc[["all pairs", "more cross-entropy", "minimum risk"], ["words"]].round(1)
 
 # %% [markdown]
-# chrF, the goal, went up, and BLEU went down. The captions, a bit too short before, are now too long by half a word. In chrF recall counts twice as much as precision, while BLEU charges for each word too many. So don't judge such a training by the score that it was trained on.
+# chrF, the goal, went up, and BLEU went down. The captions, a bit too short before, are now too long by half a word. chrF counts recall twice as much as precision; BLEU charges for each word too many. So judge such a training by another score than its own.
 #
 # The back-translated rows scatter three times as much, so we judged them apart. What if we hadn't?
 
@@ -443,12 +443,12 @@ for row in ("teacher's translations", "minimum risk"):
 # | name | what it does |
 # |---|---|
 # | *onward* | trains on: six more passes over people's pairs |
-# | *widened* | trains on pairs in up to four wordings: three models of both directions translated the training pairs (*data diversification*, Nguyen et al. 2020). It reads about as many pairs |
+# | *widened* | trains on people's pairs and on three models' translations of them (*data diversification*, Nguyen et al. 2020); it reads about as many pairs |
 # | *risk* | trains by minimum risk, once or twice over all pairs |
 # | *risk-mean* | the mean of three risk runs' weights |
 # | *all-mean* | the mean of three risk runs' and two widened runs' weights |
 #
-# Runs that go on from the same weights, for a short while, stay so near to each other that their weights can be averaged (Wortsman et al. 2022).
+# Short runs from the same weights stay so near to each other that their weights can be averaged (Wortsman et al. 2022).
 #
 # *Risk* differs from the section above ([`risk.py`](../scripts/studies/risk.py)). The candidates are the eight best texts of a beam, and a mark is 1 − BLEU/100 of the single text. In $Q$ the score by which a beam chooses stands for $\alpha\,\ell_y$: $Q(y) \propto \exp(6\,\ell_y / |y|)$, with $|y|$ the tokens of $y$, its end included. And the person's text stays in the loss: a token's cross-entropy, plus 150 times its source's risk.
 #
@@ -487,7 +487,7 @@ two_tests_chart(
 )
 
 # %% [markdown]
-# *All-mean*, by 1.3 and 0.5. *Widened* stays where it began: its 0.3 on the test of 2016 is what the length penalty alone would give. Minimum risk gains 0.7 there (0.4 beyond the penalty) and loses 0.6 on the test of 2017, where five runs of six lose. Is the risk to blame? *Onward* has none, and loses a whole point. *Widened* has onward's rate and dropout and reads about as many pairs, but in other wordings, and it loses nothing. So reading the same texts again is enough to lose there, and new wordings protect. (All runs share their first weights, so they are less independent than they look.)
+# *All-mean*, by 1.3 and 0.5. *Widened* stays where it began: its 0.3 on the test of 2016 is what the length penalty alone would give. Minimum risk gains 0.7 there (0.4 beyond the penalty) and loses 0.6 on the test of 2017, where five runs of six lose. Is the risk to blame? *Onward* has none, and loses a whole point. *Widened* has onward's rate and dropout and reads about as many pairs, but in other wordings, and it loses nothing. So reading the same texts again is enough to lose there, and new wordings protect.
 #
 # Averaging the risk runs alone doesn't help there: *risk-mean* has 37.0. And with the widened runs?
 
@@ -504,20 +504,20 @@ for run in NAMES["all-mean"]:
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# The mean is better than the best of its five runs, on both tests, in two trials that have no run in common. It is as large and as fast as each of them.
+# The mean is better than the best of its five runs, on both tests, in two trials that have no run in common. And it is as small and fast as one of them.
 #
 # ### The tests had a say
 #
 # *All-mean* ships: `make translate` uses its second seed, which validation picked. Two doubts remain.
 #
-# - Is the lead more than luck? `python -m scripts.evaluate --beam 5 --against models/multi30k-de-en` makes the comparison of [chapter 10](ch10_judging.ipynb): on test_2016_flickr +1.43 (0.75 to 2.09, p = 0.0004; 0.3 of it is the length penalty), on test_2017_flickr +0.52 (−0.26 to 1.41, p = 0.12). On the second test it may be luck.
-# - Validation alone should choose. It had chosen *risk-mean*, which we didn't ship since it loses on test_2017_flickr; that led to *widened* and *all-mean*. So the tests had a say, and their scores flatter. Only captions that nobody has looked at could confirm the gain.
+# - Is the lead luck? `python -m scripts.evaluate --beam 5 --against models/multi30k-de-en` makes the comparison of [chapter 10](ch10_judging.ipynb): on test_2016_flickr +1.43 (0.75 to 2.09, p = 0.0004; 0.3 of it is the length penalty), on test_2017_flickr +0.52 (−0.26 to 1.41, p = 0.12). On the second test it may be luck.
+# - Validation alone should choose. It had chosen *risk-mean*, which we didn't ship since it loses on test_2017_flickr; that led to *widened* and *all-mean*. So the tests had a say, and their scores flatter.
 #
 # ## Summary
 #
-# - Distillation by words is a loss with the teacher's probabilities in place of the label; label smoothing is a teacher that knows nothing.
+# - Distillation by words puts the teacher's probabilities in the label's place.
 # - Distillation by sequences gains BLEU, though its students predict people's words worse.
-# - Back-translated German has to carry meaning. From noise a model learns to write, not to translate, and its loss hides the difference.
+# - Back-translated German has to carry meaning. From noise a model learns to write, and its loss hides the difference.
 # - Minimum risk contrasts the model's own attempts. It improves its mark; ask another.
 # - Runs that go on from the same weights can be averaged. The best model here is such a mean.
 #
