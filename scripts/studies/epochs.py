@@ -3,8 +3,9 @@
 The training of `models/multi30k-de-en` is repeated, and the weights of all epochs are kept. Each
 translates the validation split. Now and then BLEU falls although both losses fall. Suspects: the
 choice of captions (an interval), greedy search (a beam beside it), texts that repeat themselves
-(cut where they begin to), dropout's luck (other draws), and the batches just before (the same ones
-in other orders). The epoch with the deepest fall is repeated, and looked at every few steps.
+(cut where they begin to), and the batches just before (the same ones in other orders), crossed with
+dropout's luck (three draws). The epoch with the deepest fall is repeated, with a look every few
+steps.
 """
 
 import random
@@ -41,6 +42,8 @@ RECENT = 10  # steps: as far back as Adam's mean of gradients remembers
 BEFORE, BEYOND, EVERY = 60, 30, 5  # steps around the end of the epoch that is looked at
 ORDERS = (1, 2)
 LONG = 5  # steps with long sentences that a control moves
+STILL_LATE = 3  # of these, as many as the control leaves late that moves the others
+DRAWS = (None, 1, 2)  # of dropout: the training's own, and two others
 EXAMPLES = 5
 
 Ids = Sequence[int]
@@ -217,30 +220,38 @@ def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     before, after = (texts(data, of_epoch) for of_epoch in ids.values())
     chance = paired_difference(sentence_parts((before, after), [target for _, target in pairs]))
     beams = {e: judged(data, translated(run.after(e), data, beam=5)) for e in ids}
-    steps = len(run.training.plan(epoch))
+    plan = run.training.plan(epoch)
+    steps = len(plan)
     near = range(steps - BEFORE, steps + BEYOND + 1, EVERY)
-    long = longest(data, run.training.plan(epoch), 20)
+    long = longest(data, plan, 20)
+    lengths = {number: labels_each(data, plan[number]) for number in long}
+    shorter = sorted(sorted(long, key=lengths.get)[: LONG - STILL_LATE])
     before_long = range(long[0] - LONG, long[0])
 
     def late(steps: list) -> list:  # the longest of all, as late as they were in that epoch
         return moved(steps, longest(data, steps, len(steps)), long[0])
 
-    controls = {
-        "other dropout": {"dropout": 1},
-        "its long steps first": {"order": lambda steps: moved(steps, long, 0)},
-        "as many before them first": {"order": lambda steps: moved(steps, before_long, 0)},
+    orders = {
+        "as they came": list,
+        "its long steps first": lambda steps: moved(steps, long, 0),
+        "three of its long steps late": lambda steps: moved(steps, shorter, 0),
+        "as many before them first": lambda steps: moved(steps, before_long, 0),
     }
     for seed in ORDERS:
         order = shuffled(seed)
-        controls[f"order {seed}"] = {"order": order}
-        controls[f"order {seed}, long steps late"] = {"order": lambda s, o=order: late(o(s))}
+        orders[f"order {seed}"] = order
+        orders[f"order {seed}, long steps late"] = lambda s, o=order: late(o(s))
     grown = sorted(range(len(pairs)), key=lambda i: len(ids[epoch][i]) - len(ids[epoch - 1][i]))
     return {
         "epoch": epoch,
         "difference": {k: round(getattr(chance, k), 4) for k in ("difference", "low", "high", "p")},
         "by a beam of 5": beams,
         "step by step": run.replay(epoch, near),
-        "controls": {name: run.replay(epoch, [steps], **c)[0] for name, c in controls.items()},
+        "long_steps": {number + 1: round(length, 1) for number, length in lengths.items()},
+        "controls": {
+            name: [run.replay(epoch, [steps], draw, order)[0] for draw in DRAWS]
+            for name, order in orders.items()
+        },
         "next epoch, long steps late": run.replay(epoch + 1, [steps], order=late)[0],
         "examples": [
             {
