@@ -499,7 +499,7 @@ assert table.val_bleu["steps"] < table.val_bleu["nothing"] - 5
 table
 
 # %% [markdown]
-# The count of steps: 16 BLEU; over eight seeds (`replace(toy, seed=n)`, 1 to 8) it is 8 to 24. If the count is lost before the last epoch, the rate ends near its peak instead of 0; after the first, at 8% of it. The other two change BLEU by −1.3 to +3.0 over the eight seeds, and other batches by −1.9 to +3.0: on 60 captions no loss shows. A script that saves only the weights forgets all three, and the generator.
+# The count of steps: 16 BLEU; over eight seeds (`replace(toy, seed=n)`, 1 to 8) 8 to 24. If the count is lost before the last epoch, the rate ends near its peak instead of 0; after the first, at 8% of it. The other two change BLEU by −1.3 to +3.0 over the eight seeds, and other batches by −1.9 to +3.0: on 60 captions no loss shows. A script that saves only the weights forgets all three, and the generator.
 #
 # ## When a number isn't one
 #
@@ -574,11 +574,11 @@ title = "Outputs grow and BLEU falls with five long steps; five steps of epoch 1
 fall_chart(fall["step by step"], title, end=255, long_steps=long_steps)
 
 # %% [markdown]
-# The output is caught in a loop. If each text is cut where it begins to repeat, BLEU falls by 1.5 from step 240, not by 3.7: loops make more than half of the fall. (Repeated by later code, it ends at 36.2.)
+# The output is caught in a loop. If each text is cut where it begins to repeat, BLEU falls by 1.5 from step 240, not by 3.7: loops make more than half of the fall. (Repeated by later code, the epoch ends at 36.2.)
 #
 # The fall begins with step 241. Batches hold targets of similar length (chapter 7), and the five marked steps hold the longest of the last twenty.
 #
-# **Control.** Epoch 11 again, from the same state. Each row has three draws of dropout.
+# **Control.** Epoch 11 again, from the same state, with three draws of dropout.
 #
 # - *Long steps first*: the five marked ones, moved to the start.
 # - *Orders 1 and 2*: the other 250 steps are shuffled; the five come from step 241 on (*late*), or first.
@@ -594,7 +594,7 @@ assert (controls < min(steady)).sum().tolist() == [3, 0, 0, 0, 0, 0, 3, 3]
 controls_chart(controls, steady, "BLEU falls only in epoch 11's own order with its long steps late")
 
 # %% [markdown]
-# **Culprit.** The order of the steps, whatever dropout draws. It takes two: long steps late (three are enough), *and* the others in epoch 11's own order. With the five first no run falls; in two shuffled orders they do no harm, nor do epoch 12's five longest. One picture convicted them; other orders showed that they weren't alone.
+# **Culprit.** The order of the steps, whatever dropout draws. It takes two: long steps late (three are enough), *and* the others in epoch 11's own order. With the five first no run falls; in two shuffled orders they do no harm, nor do epoch 12's five longest, late ([record](../results/epochs-multi30k.json)). One picture convicted them; other orders showed that they weren't alone.
 #
 # All this is at 39% of the peak rate. From 14% down to 0, the last four epochs end within 0.3 BLEU.
 #
