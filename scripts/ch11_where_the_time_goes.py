@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 11 · Where the time goes
 #
-# After this chapter you can predict from two rates of your machine how long a training step takes at least, measure how long it takes, and say where the difference goes.
+# After this chapter you can predict a training step's least time from two rates of your machine, measure the step, and say where the rest of its time goes.
 #
 # | | |
 # |---|---|
@@ -62,7 +62,7 @@ from scripts.core.products import affine
 # %% [markdown]
 # ## Three questions
 #
-# > **In short.** Before you make a program faster, know the least time it can take, the time it takes, and where the difference goes.
+# > **In short.** Before you make a program faster, know its least time, its time, and where the difference goes.
 #
 # A training step of chapter 9's model takes a second or two on a CPU. Is that good?
 #
@@ -187,7 +187,7 @@ print(f"{forward:,} FLOPs forward, {both:,} with the backward pass")
 # %% [markdown]
 # ### A rule of thumb
 #
-# Each weight of a matrix takes part in one multiplication and one addition for each token, and in twice as many in the backward pass. (Looking up an embedding costs no FLOPs. We count its table, since it is also the logits' matrix.) With $P$ weights and $n$ tokens on each side:
+# Each weight of a matrix takes part in one multiplication and one addition for each token, and in twice as many in the backward pass. (Looking up embeddings costs none. We count their table, since it is also the logits' matrix.) With $P$ weights and $n$ tokens on each side:
 #
 # $$ \text{FLOPs of a step} \approx 6\,P\,n $$
 #
@@ -261,7 +261,7 @@ print("F.linear {:.0f}, oneDNN {:.0f} billion FLOP/s; {:.0f} billion bytes/s".fo
 # $$ \text{seconds} \;\ge\; \max\Big(\frac{\text{FLOPs}}{r},\; \frac{\text{bytes}}{w}\Big)
 #    \qquad\Longleftrightarrow\qquad \text{speed} = \frac{\text{FLOPs}}{\text{seconds}} \;\le\; \min\big(r,\; w\cdot I\big) $$
 #
-# The two limits meet at the *ridge*, $I = r/w$. An operation left of it is *memory-bound*: its limit is the memory. One right of it is *compute-bound*.
+# The two limits meet at the *ridge*, $I = r/w$. An operation left of it is *memory-bound*, one right of it *compute-bound*.
 
 
 # %%
@@ -343,12 +343,12 @@ speed.roofline_chart(operations, *rates)
 #
 # > **In short.** Guess what holds an operation up, say what would refute the guess, and measure that alone.
 #
-# On this page's processor, an AMD, oneDNN calculates with 512 bits at a time. We guess that Intel's MKL uses only 256. (A program reads oneDNN's limit when it starts, so we ask a new process.) The others are chains: chapter 4's LayerNorm takes variance and mean, a difference, two products, a sum. PyTorch's profiler times each link alone: its *self* time.
+# On this page's processor, an AMD, oneDNN calculates with 512 bits at a time. We guess that Intel's MKL uses only 256. (A program reads oneDNN's limit when it starts: we ask a new process.) The others are chains: chapter 4's LayerNorm takes variance and mean, a difference, two products, a sum. PyTorch's profiler times each link alone: its *self* time.
 #
 # | Guess | For | Refuted if |
 # |---|---|---|
 # | narrow instructions | linear maps | oneDNN stays fast when it may use only 256 bits |
-# | too many bytes | Adam, attention | the last two columns below differ: times the least bytes, times the fused call's time |
+# | too many bytes | Adam, attention | below, `bytes / least` and `time / fused` differ greatly |
 # | one slow link | LayerNorm, dropout, loss | no link has most of the time |
 
 # %%
@@ -367,8 +367,8 @@ inside.round(2)
 # %% [markdown]
 # - *Linear maps*: not refuted. With 256 bits oneDNN, too, is hardly faster than `F.linear`.
 # - *Adam*: too many bytes, 2.6 times the least, in about as many times the time.
-# - *LayerNorm*: one slow link, `var_mean`. It takes nearly all of the time, yet moves a ninth of the bytes.
-# - *Attention*: refuted. At 16 tokens the fused call moves less than half of the bytes and gains nothing. Nor has one link most of the time.
+# - *LayerNorm*: one slow link, `var_mean`. It takes most of the time, yet moves a ninth of the bytes.
+# - *Attention*: bytes are refuted. At 16 tokens the fused call moves less than half of the bytes and gains nothing.
 # - *Dropout*: one slow link. It draws random numbers, which count as neither FLOPs nor bytes.
 # - *The loss*: a strange link, a subtraction (`sub`).
 #
@@ -391,13 +391,13 @@ assert sweep["in place"].max() > 1.3 * sweep["in place"].iloc[-1]
 speed.bandwidth_chart(sweep, rates[1])
 
 # %% [markdown]
-# It was the cache: in place, the sum's speed falls to about a third. Into another tensor it is three quarters of that, into a *new* one of 32 MiB or more several times less.
+# It was the cache: in place, the sum's speed falls to about a third. Into another tensor it is about 70% of that, into a *new* one of 32 MiB or more several times less.
 #
 # ### Case: the slow subtraction
 #
 # *Symptom*: in the loss, `logsumexp` subtracts from each row its largest number. That takes longer than the exponentials. *Suspect*: the result is a new tensor of 64 MiB; the exponentials are written over it. *Instrument*: the system counts each *page* (mostly 4 KiB) of memory that it hands to a program.
 #
-# *Control*: the same loss with *memory kept*. There a freed tensor's memory stays for the next one. If new memory isn't the culprit, the loss takes as long as before. (The two variables are glibc's, the C library of most Linux systems. On macOS both rows are alike.)
+# *Control*: the same loss with *memory kept*. There a freed tensor's memory stays for the next one. If new memory isn't the culprit, the loss takes as long as before. (The two variables are of Linux's glibc. On macOS both rows are alike.)
 
 
 # %%
@@ -419,13 +419,13 @@ if saved["new pages"] > 10:  # not where a system always keeps memory
 costs.round(3)
 
 # %% [markdown]
-# *Culprit*: new pages. The system clears each before it hands it out. The loss and its backward pass make six tensors of the logits' size. With memory kept the loss takes a quarter of its time. The logits' product gains, too: in the first chart it lies below the other two. (glibc gives a freed tensor back to the system from 32 MiB on; in a new program already from 128 KiB on.)
+# *Culprit*: new pages. The system clears each before it hands it out. The loss and its backward pass make six tensors of the logits' size. With memory kept the loss takes a quarter of its time. (glibc gives a freed tensor back from 32 MiB on; in a new program from 128 KiB on.)
 #
 # ## The floor of a step
 #
 # > **In short.** The floor of a step: its products at their roof, and Adam's numbers read and written once. The rest counts as free.
 #
-# Softmax, dropout, LayerNorm and sums could be done while a product's numbers are in the processor anyway. Adam must visit each weight, gradient and average. All numbers come from memory, none from the cache.
+# Softmax, dropout, LayerNorm and sums could be done while a product's numbers are in the processor anyway. Adam must visit each weight, gradient and average. All numbers come from memory.
 
 
 # %%
@@ -446,13 +446,11 @@ paper_floor = least_seconds(replace(BASE, vocab=PAPER_VOCAB), [(25, 25)] * 125, 
 print(f"floor {paper_floor:.2f} s of 0.40 s: {paper_floor / 0.4:.0%}")
 
 # %% [markdown]
-# It is a third.
-#
 # ## Where the time goes
 #
 # > **In short.** Predict a step from its parts, then measure the whole.
 #
-# We measure each operation alone, forward and backward, as often as it occurs. From that we take its part of the floor. (Attention's is a little too small: one call, where the floor has two products.) **Predict.** How many floors does a step take? Which operations take most beyond the floor?
+# We measure each operation alone, forward and backward, as often as it occurs. From that we take its part of the floor. (Attention's is a little small: one call, not two products.) **Predict.** How many floors does a step take? Which operations take most beyond the floor?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -468,15 +466,15 @@ print(f"floor {floor:.2f} s, sum of the parts {parts:.2f} s, the step {whole:.2f
 speed.beyond_chart(operations, floor, whole)
 
 # %% [markdown]
-# So it isn't good: 3.7 floors. Half of the excess is linear maps: their floor has oneDNN's rate, and `F.linear` has half of that. Then come the loss (new memory), dropout (random numbers) and LayerNorm (a slow link).
+# So it isn't good: 3.7 floors. Half of the excess is linear maps: their floor has oneDNN's rate, twice `F.linear`'s.
 #
-# The parts explain nearly all of it. The list lacks embeddings, biases, ReLU, clipping, copies and Python. Elsewhere a step takes 4.1 floors, 3.7 with memory kept (`results/speed-steps.json`, two threads).
+# The parts explain nearly all of it. The grey rest is embeddings, biases, ReLU, clipping, copies and Python.
 #
 # ## How cost grows
 #
 # > **In short.** Change one size only. On two logarithmic axes a straight line is a power law; its slope is the exponent.
 #
-# `results/speed-growth.json` is of another machine, as it comes. One size varies; the others stay at 32 tokens a sentence, 2,048 a side, D = 256, 3 + 3 layers. **Predict.** Which costs more: 32 times the length (and a 32nd as many sentences), or 12 times the width?
+# `results/speed-growth.json` is of another machine, as it comes. The other sizes stay at 32 tokens a sentence, 2,048 a side, D = 256, 3 + 3 layers. **Predict.** Which costs more: 32 times the length (and a 32nd as many sentences), or 12 times the width?
 
 # %%
 speed.growth_chart(load_record("speed-growth")["points"])
@@ -484,7 +482,7 @@ speed.growth_chart(load_record("speed-growth")["points"])
 # %% [markdown]
 # *Width* costs more. FLOPs grow with $D^2$ (those of the logits with $D$), and time more slowly. So a wider model uses a machine better.
 #
-# *Length*: attention takes $O(L^2 D)$ a sentence (Table 1). Longer sentences are fewer here, so a batch's attention grows with $L$ only. The linear maps don't grow and outweigh it: FLOPs grow by 15%. Yet time grows by half. *Suspects*: attention, and the dropout of its weights, $L^2$ numbers for each sentence and head.
+# *Length*: attention takes $O(L^2 D)$ a sentence (Table 1). Longer sentences are fewer here, so a batch's attention grows with $L$ only. The linear maps don't grow and outweigh it: FLOPs grow by 15%. Yet time grows by half. *Suspects*: attention, and the dropout of its weights, $L^2$ numbers a head.
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -496,7 +494,7 @@ for length in (8, 256):
 assert nine[0] > 3 * operations["all"]["attention"]
 
 # %% [markdown]
-# Both: attention adds a quarter to a step, and its dropout an eighth. The record grows by about as much: by half, with 15% of noise.
+# Both: attention adds a quarter to a step, and its dropout an eighth. That is most of the record's growth, which has 15% of noise.
 #
 # ## Summary
 #
