@@ -343,7 +343,7 @@ speed.roofline_chart(operations, *rates)
 #
 # > **In short.** Guess what holds an operation up, say what would refute the guess, and measure that alone.
 #
-# On this page's processor, an AMD, oneDNN calculates with 512 bits at a time. We guess that Intel's MKL uses only 256. (A program reads oneDNN's limit when it starts: we ask a new process.) The others are chains: chapter 4's LayerNorm takes variance and mean, a difference, two products, a sum. PyTorch's profiler times each link alone: its *self* time.
+# On this page's processor, an AMD, oneDNN calculates with 512 bits at a time. We guess that Intel's MKL uses only 256. (A program reads oneDNN's limit when it starts, so we ask a new process.) The others are chains: chapter 4's LayerNorm takes variance and mean, a difference, two products, a sum. PyTorch's profiler times each link alone: its *self* time.
 #
 # | Guess | For | Refuted if |
 # |---|---|---|
@@ -370,7 +370,7 @@ inside.round(2)
 # - *LayerNorm*: one slow link, `var_mean`. It takes most of the time, yet moves a ninth of the bytes.
 # - *Attention*: bytes are refuted. At 16 tokens the fused call moves less than half of the bytes and gains nothing.
 # - *Dropout*: one slow link. It draws random numbers, which count as neither FLOPs nor bytes.
-# - *The loss*: a strange link, a subtraction (`sub`).
+# - *The loss*: one slow link, strangely a subtraction (`sub`).
 #
 # ### Bandwidth by size
 #
