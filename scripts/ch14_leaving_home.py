@@ -57,9 +57,9 @@ from scripts.book.exercises import check
 from scripts.book.figures.speed import equal_chart, two_graphs
 from scripts.ch01_attention import padding_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
-from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, EncoderLayer
+from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import greedy_decode
-from scripts.ch07_multi30k import BPETokenizer, pad_rows, source_ids
+from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import decoder_step, dropout_off, keys_values_of, until_end
 from scripts.core.models import Trained, load_model
 from scripts.core.settings import TrainConfig
@@ -124,13 +124,13 @@ with export.refused(shows="ended.all()"):  # prints what the message says about 
     torch.export.export(WholeSearch(model), (src,), strict=False)
 
 # %% [markdown]
-# At this line Python asks whether to go on, and only the data can tell. (`strict=False`: the exporter simply runs the module.) Of Python's `for` and `if` it sees only the operations that they ran. ONNX has loops and branches of its own. We don't need them: a loop in the host leaves it free to search as it likes.
+# At this line Python asks whether to go on, and only the data can tell. (`strict=False`: the exporter simply runs the module.) Of Python's `for` and `if` it sees only the operations that they ran. ONNX has loops, too. We don't need them: a loop in the host leaves it free to search as it likes.
 #
 # Between steps the host keeps what chapter 8's `CopiedCache` kept: the keys and values that cross-attention makes of the source, and those that self-attention made of earlier tokens. The encoder's graph gives the source's, `cross`. A step takes the earlier tokens', `past`, and returns them with its own added, as `present`:
 #
 # $$ \text{encoder}: (\text{src}, \text{src\_mask}) \mapsto \text{cross} \qquad \text{step}: (\text{tokens}, \text{position}, \text{past}, \text{cross}, \text{src\_mask}) \mapsto (\text{logits}, \text{present}) $$
 #
-# cross is (N, 2, R, H, S, d_k): for each layer keys, then values, of each row, head and source token. past is (N, 2, R, H, T, d_k). A row is one sentence.
+# cross is (N, 2, R, H, S, d_k): for each layer keys, then values, of each row, head and source token. past is (N, 2, R, H, T, d_k).
 
 # %%
 two_graphs()
@@ -168,7 +168,7 @@ class OnnxDecoderStep(export.ModelPart):
 #
 # > **In short.** Say which sizes may vary. Every other size, and every number that isn't a tensor, is taken from one example, for ever.
 #
-# `Dim("R")` is a size that may vary. The others keep the example's: N, H, d_k and V belong to the model, so that is right. PyTorch finds out by itself that `present` has T + 1 places. Only the encoder, which takes the first S rows of chapter 3's table of positions, insists on `max=MAX_LEN`; a step looks up one row.
+# `Dim("R")` is a size that may vary. The others keep the example's: N, H, d_k and V belong to the model, so that is right. Only the encoder insists on `max=MAX_LEN`: it takes the first S rows of chapter 3's table of positions.
 
 
 # %%
@@ -225,7 +225,7 @@ with export.refused(shows="R as dynamic"):
 #
 # > **In short.** Two graphs, one file of weights, a tokenizer and a page of NumPy: that is a translator.
 #
-# Both graphs use the embedding table, the largest tensor of all. So `save_graphs` puts the large tensors of both into one file, `weights.bin`, each once. `graph_config` lists what else a host must know: sizes and special ids.
+# Both graphs use the embedding table, the largest tensor of all. So `save_graphs` puts large tensors into one file, `weights.bin`, each once. `graph_config` lists what else a host must know: sizes and special ids.
 #
 # A host must also do what our tokenizer and `source_ids` do to a text (chapter 7): call `plain_text` before SentencePiece, and cut the ids to `config.json`'s `max_len` (256), with `</s>` kept. For a longer source the encoder's graph fails.
 #
@@ -331,11 +331,11 @@ print(f"{len(margins)} choices. Smallest margin: {min(margins):.4f}. Differences
 # %% [markdown]
 # Here $2e$ is below 0.0002, and the smallest margin is more than 25 times that.
 #
-# Does it need PyTorch? We write the two functions above into a program, beside the graphs. It reads German lines, and writes English ones.
+# Does the host need PyTorch? We write the two functions above into a program, beside the graphs. It reads German lines, and writes English ones.
 
 # %%
 functions = "\n\n".join(map(inspect.getsource, (graph_function, host_greedy)))
-program = f"""from __future__ import annotations  # so types are only read, not looked up
+program = f"""from __future__ import annotations  # types stay text
 import json, sys
 from pathlib import Path
 import numpy as np
@@ -344,17 +344,17 @@ from sentencepiece import SentencePieceProcessor
 tokenizer = SentencePieceProcessor(model_file="tokenizer.model")
 config = json.loads(Path("config.json").read_text())
 encoder, step = map(graph_function, ("encoder.onnx", "decoder_step.onnx"))
-lines = [tokenizer.encode(line.strip())[: config["max_len"] - 1] for line in sys.stdin]
-rows = [[*ids, config["eos"]] for ids in lines]
-print(*map(tokenizer.decode, host_greedy(encoder, step, config, rows, max_len=60)), sep="|")
+rows = [[*tokenizer.encode(line)[: config["max_len"] - 1], config["eos"]] for line in sys.stdin]
+for ids in host_greedy(encoder, step, config, rows, max_len=60):
+    print(tokenizer.decode(ids))
 print("torch" in sys.modules)
 """
 (folder / "translate.py").write_text(program, "utf-8")
 command = [sys.executable, "-X", "utf8", "translate.py"]
 answer = subprocess.check_output(command, cwd=folder, input="\n".join(sources), encoding="utf-8")
-english, has_torch = answer.splitlines()
-assert english.split("|") == texts and has_torch == "False"
-print(f"in:  {sources[5]}\nout: {english.split('|')[5]}\ntorch in sys.modules: {has_torch}")
+*english, has_torch = answer.splitlines()
+assert english == texts and has_torch == "False"
+print(f"in:  {sources[5]}\nout: {english[5]}\ntorch in sys.modules: {has_torch}")
 
 # %% [markdown]
 # It doesn't: all forty texts are ours. (The program leaves out `plain_text`, which changes none of these sentences.)
@@ -393,7 +393,7 @@ def step_gap(step: Graph, model: EncoderDecoder, position: int, **sizes: int) ->
 
 
 # %% [markdown]
-# **Your turn.** These are the numbers of the export's example. Change one at a time, and run the cell again. Which call shows which suspect is guilty?
+# **Your turn.** These are the numbers of the export's example. Change one at a time. Which call shows which suspect is guilty?
 
 # %%
 print(f"{step_gap(their_step, model, position=2, R=3, S=5, T=2):.3f}")
@@ -404,7 +404,7 @@ print(f"{step_gap(their_step, model, position=2, R=3, S=5, T=2):.3f}")
 # %%
 as_exported = {"position": 2, "R": 3, "S": 5, "T": 2}
 for change in ({}, {"R": 7}, {"R": 1}, {"S": 40}, {"T": 4}, {"position": 4}):
-    gaps = [step_gap(step, model, **as_exported | change) for step in (their_step, our_step)]
+    gaps = [step_gap(step, model, **(as_exported | change)) for step in (their_step, our_step)]
     theirs_is, ours_is = ("equal" if gap < 1e-4 else "different" for gap in gaps)
     print(f"{change or 'as exported'}: their graph {theirs_is}, our graph {ours_is}")
 
@@ -412,9 +412,9 @@ for change in ({}, {"R": 7}, {"R": 1}, {"S": 40}, {"T": 4}, {"position": 4}):
 # Our graph passes all six. Theirs fails one, where only the position has changed.
 #
 # - (c) is cleared: other sizes change nothing.
-# - (d): with R = 7 each input but the position has new values, and nothing changes. The position is left.
-# - (b): an operation that reads the position is left.
-# - (a): each call reads one row of the table of positions. The rows that no call has read are left.
+# - (d): with R = 7 each input but the position has new values, and nothing changes. The position remains.
+# - (b): an operation that reads the position remains.
+# - (a): the calls that pass read only row 2 of the table of positions. Its other rows remain.
 #
 # We vary the position, together with T:
 
@@ -429,16 +429,15 @@ equal_chart(equal)
 
 # %%
 print("their graph's inputs:", *(part.name for part in theirs.graph.input))
-right = export.step_example(model, R=3, S=5, T=2)
-print("position in their example:", example["position"], "in ours:", right["position"])
+print("position in their example:", example["position"])
 
 # %% [markdown]
-# **Culprit.** The graph has no input for a position, so it looks up none: (d). Their example has `int(position)`, and no tensor. A Python number becomes a constant in the graph. For √d_k that is right. For a position it is wrong: every token stands at position 2. Our `graph_function` hid this: it takes the arrays that the graph asks for, and drops the others silently. ONNX Runtime alone would have refused `position`, and PyTorch's own program does:
+# **Culprit.** The graph has no input for a position, so it looks up none: (d). Their example has a number where `step_example` has a tensor. A Python number becomes a constant in the graph. For √d_k that is right. For a position it is wrong: every token stands at position 2. Our `graph_function` hid this: it drops what the graph doesn't ask for. ONNX Runtime alone would have refused `position`, and PyTorch's own program does:
 
 # %%
 with export.refused(shows="position"):
     program = torch.export.export(OnnxDecoderStep(model), (), example, strict=False)
-    program.module()(**example | {"position": 4})
+    program.module()(**(example | {"position": 4}))
 
 # %% [markdown]
 # ONNX keeps no such guard.
@@ -451,21 +450,10 @@ with export.refused(shows="position"):
 #
 # - Self-attention has one matrix (3D, D) for query, key and value, cross-attention one (2D, D) for key and value.
 # - Attention and feed-forward each own the LayerNorm of their sublayer; our `weight` and `bias` are its `gamma` and `beta`.
-# - Its own table of positions differs (it starts at 1, has other wavelengths, all sines first), so we give it ours.
+# - Its own table of positions differs, so we give it ours.
 # - It multiplies embeddings by √D itself, so it gets `lut.weight` without that factor.
-
-
-# %%
-def fill_layer(place, layer: EncoderLayer | DecoderLayer) -> None:
-    """Give CTranslate2's layer the self-attention and the feed-forward layer of ours."""
-    own = layer.self_attn
-    stacked, output = place.self_attention.linear
-    export.fill_linear(stacked, own.project_query, own.project_key, own.project_value)
-    export.fill_linear(output, own.project_output)
-    export.fill_norm(place.self_attention.layer_norm, layer.sublayer[0].norm)
-    export.fill_linear(place.ffn.linear_0, layer.feed_forward.expand)
-    export.fill_linear(place.ffn.linear_1, layer.feed_forward.contract)
-    export.fill_norm(place.ffn.layer_norm, layer.sublayer[-1].norm)
+#
+# `fill_layer` (in `scripts/fast/export.py`) sees to the first two, `filled_spec` to the others.
 
 
 # %%
@@ -479,10 +467,9 @@ def filled_spec(model: EncoderDecoder, config: TrainConfig) -> Any:
     spec.decoder.embeddings.weight = model.tgt_embed[0].lut.weight
     spec.decoder.position_encodings.encodings = model.tgt_embed[1].pe
     for place, layer in zip(spec.encoder.layer, model.encoder.layers, strict=True):
-        fill_layer(place, layer)
+        export.fill_layer(place, layer)
     for place, layer in zip(spec.decoder.layer, model.decoder.layers, strict=True):
-        fill_layer(place, layer)
-        export.fill_cross_attention(place, layer)
+        export.fill_layer(place, layer)
     if config.norm_first:
         export.fill_norm(spec.encoder.layer_norm, model.encoder.norm)
         export.fill_norm(spec.decoder.layer_norm, model.decoder.norm)
@@ -532,7 +519,7 @@ assert np.allclose(scores, [h[0].score(alpha=0.6) for h in beams], atol=1e-3)
 print("greedy, and a beam with our settings: the same tokens in all sentences")
 
 # %% [markdown]
-# Its defaults aren't ours: a beam of 2, α = 1, and at least one token before `</s>`. **Predict.** Which of forty texts does each default change? Can forbidding the *empty* text change any?
+# Its defaults aren't ours: a beam of 2, α = 1, and at least one token before `</s>`. **Predict.** How many of forty texts does each default change? Can forbidding the *empty* text change any?
 
 # %%
 changes = {"beam_size": 2, "length_penalty": 1, "min_decoding_length": 1, "patience": 1.25}
@@ -547,15 +534,15 @@ for i in changed:  # by patience=1.25: five finished texts
         print(f"{h.score(alpha=0.6):6.2f}  {tokenizer.decode(h.ids) or '(empty)'}")
 
 # %% [markdown]
-# It can. Our search stops at four finished texts (chapter 8). The same two texts change if it waits for a fifth (`patience=1.25`), which may follow an empty one: both get a better score. (Only the first reads better.) The empty text had taken one of four places, and the search stopped too soon.
+# It can. Our search stops at four finished texts (chapter 8). The same two texts change if it waits for a fifth (`patience=1.25`), and both scores rise. The empty text had taken one of four places, and the search stopped too soon.
 #
 # ## In the browser
 #
 # > **In short.** ONNX Runtime also runs in browsers. With two graphs and a loop in JavaScript, a model becomes a web page, and no sentence leaves the reader's machine.
 #
-# The series has such a page in `docs/living`, built by `python docs/living/build.py FOLDER`, with the best model that ships (chapter 21). Its step has one more output: where cross-attention looked. Weights travel in 16 bits, as the model's file stores them, and become float32 on loading.
+# The series has such a page in `docs/living`, built by `python docs/living/build.py FOLDER`, with the best model that ships (chapter 21). Weights travel in 16 bits, as the model's file stores them, and become float32 on loading.
 #
-# Its loop, `greedy` in `docs/living/decode.js`, is `host_greedy` for one sentence, in another language:
+# Its `greedy` is `host_greedy` for one sentence, in another language:
 #
 # | | NumPy | JavaScript (`model.js`, `decode.js`) |
 # |---|---|---|

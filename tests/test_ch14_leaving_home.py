@@ -21,7 +21,6 @@ from scripts.ch06_training import BOS, EOS, greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import beam_search, dropout_off, hypothesis
 from scripts.ch14_leaving_home import (
-    OnnxDecoderStep,
     OnnxEncoder,
     export_ctranslate2,
     export_onnx,
@@ -35,7 +34,6 @@ from scripts.core.settings import TrainConfig, build_model
 from scripts.corpora.load import load_corpus
 from scripts.exercises.ch14 import counting_step, host_beam
 from scripts.export import main
-from scripts.fast.export import step_example
 
 SAMPLE = ROOT / "models" / "sample-de-en"
 LIMIT, ALPHA = 60, 0.6
@@ -174,17 +172,6 @@ def test_graphs_take_any_size(untrained):
             expected = OnnxEncoder(model)(src, mask)
         (memory,) = encoder(src=src.numpy(), src_mask=mask.numpy())
         torch.testing.assert_close(torch.from_numpy(memory), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_number_made_from_data_is_refused(untrained):
-    class IntInside(OnnxDecoderStep):
-        def forward(self, tokens, position, *rest):
-            return super().forward(tokens, torch.tensor([int(position)]), *rest)
-
-    model = untrained[0].model
-    inputs = tuple(step_example(model, R=3, S=5, T=2).values())
-    with pytest.raises(Exception, match="data-dependent"):
-        torch.export.export(IntInside(model), inputs, strict=False)
 
 
 def test_the_command_exports(shipped, tmp_path, capsys):

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from scripts.book.instruments import dropout_off
-from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, LayerNorm
+from scripts.ch02_multi_head_attention import MultiHeadedAttention
+from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, EncoderLayer, LayerNorm
 from scripts.ch06_training import BOS, EOS, PAD, UNK
 
 
@@ -149,11 +150,24 @@ def fill_norm(place, norm: LayerNorm) -> None:
     place.gamma, place.beta = norm.weight, norm.bias
 
 
-def fill_cross_attention(place, layer: DecoderLayer) -> None:
-    """Give CTranslate2's decoder layer the cross-attention of ours."""
-    cross = layer.src_attn
-    query, stacked, output = place.attention.linear
-    fill_linear(query, cross.project_query)
-    fill_linear(stacked, cross.project_key, cross.project_value)
-    fill_linear(output, cross.project_output)
-    fill_norm(place.attention.layer_norm, layer.sublayer[1].norm)
+def fill_attention(place, attention: MultiHeadedAttention, norm: LayerNorm) -> None:
+    """Give CTranslate2's attention the weights of ours: the query is apart in cross-attention."""
+    *inputs, output = place.linear
+    query, *others = attention.project_query, attention.project_key, attention.project_value
+    if len(inputs) == 1:
+        fill_linear(*inputs, query, *others)
+    else:
+        fill_linear(inputs[0], query)
+        fill_linear(inputs[1], *others)
+    fill_linear(output, attention.project_output)
+    fill_norm(place.layer_norm, norm)
+
+
+def fill_layer(place, layer: EncoderLayer | DecoderLayer) -> None:
+    """Give CTranslate2's layer the weights of ours."""
+    fill_attention(place.self_attention, layer.self_attn, layer.sublayer[0].norm)
+    if isinstance(layer, DecoderLayer):
+        fill_attention(place.attention, layer.src_attn, layer.sublayer[1].norm)
+    fill_linear(place.ffn.linear_0, layer.feed_forward.expand)
+    fill_linear(place.ffn.linear_1, layer.feed_forward.contract)
+    fill_norm(place.ffn.layer_norm, layer.sublayer[-1].norm)
