@@ -203,23 +203,23 @@ def two_graphs() -> alt.TopLevelMixin:
         drawn("two_graphs").chart(),
         "Two graphs, and a loop that belongs to neither",
         "Read upwards. Three things go round: the token that the host chooses, the position that "
-        "it counts, and past, which is the last step's present. The first step gets BOS, 0 and an "
-        "empty past. Blue and orange: graphs. Pink: the host. Green: keys and values.",
+        "it counts, and past, which is the previous step's present. The first step gets BOS, 0 and "
+        "an empty past. Blue and orange: graphs. Pink: the host. Green: keys and values.",
     )
 
 
-def gaps_chart(gaps: list[list[float]]) -> alt.TopLevelMixin:
-    """The step's largest error by tokens read, T, and position; a translation's path is framed."""
-    steps = pd.DataFrame({"row": range(len(gaps)), "column": range(len(gaps))})
+def equal_chart(equal: list[list[bool]]) -> alt.TopLevelMixin:
+    """Where their step equals ours, by tokens read, T, and position; a translation's is framed."""
+    steps = pd.DataFrame({"row": range(len(equal)), "column": range(len(equal))})
     frames = alt.Chart(steps).mark_rect(fillOpacity=0, stroke=PALETTE[1], strokeWidth=3)
     titles = {"row_title": "earlier tokens, T", "column_title": "position that the host gives"}
-    square = heatmap(gaps, **titles, value_title="largest difference", digits=1)
+    square = heatmap(equal, **titles, words=("equal", "different"))
     frames = frames.encode(
         alt.X("column:O", title=titles["column_title"]), alt.Y("row:O", title=titles["row_title"])
     )
     return titled(
         square + frames,
-        "Their graph is right where the position is 2, whatever it has read",
-        "Random inputs, so only 0 or not counts; 3 rows, 5 source tokens. Our graph: 0 everywhere. "
+        "Their graph is right where the position is 2, however many tokens came before",
+        "Random inputs: 3 rows, 5 source tokens. Our graph is equal everywhere. "
         "Framed: what a translation asks for, position T.",
     )
