@@ -187,7 +187,8 @@ def export_graph(
 ) -> Any:
     """`module` as an ONNX graph (a `ModelProto`), made from example `inputs`.
 
-    18 is the version of ONNX's operations. `sizes` gives for each input the dimensions that may vary, as a `Dim` each.
+    `sizes` gives for each input the dimensions that may vary, as a `Dim` each; 18 is the version
+    of ONNX's operations.
     """
     with dropout_off(module), export.quiet_exporter():
         program = torch.export.export(module, (), inputs, dynamic_shapes=sizes, strict=False)
