@@ -44,11 +44,18 @@ def test_least_time_is_that_of_its_slower_roof():
 
 
 def test_moved_bytes_are_those_of_each_operation():
-    """Read and written; views and memory only asked for move nothing. x · x reads x once."""
+    """Read and written; views and memory only asked for move nothing. x · x reads x once.
+
+    A batch of products is seen anew by `_unsafe_view`, which doesn't call itself a view; random
+    numbers are written only.
+    """
     x = torch.ones(10)
     assert moved_bytes(lambda: x.view(2, 5) + x.view(2, 5)) == 3 * x.nbytes
     assert moved_bytes(lambda: torch.empty_like(x).add_(x)) == 3 * x.nbytes
     assert moved_bytes(lambda: x * x) == 2 * x.nbytes
+    heads = torch.ones(2, 3, 5, 5)
+    assert moved_bytes(lambda: heads @ heads.mT) == 3 * heads.nbytes
+    assert moved_bytes(lambda: torch.empty_like(x).bernoulli_(0.5)) == x.nbytes
 
 
 def test_two_passes_derive_by_inputs_and_weights():

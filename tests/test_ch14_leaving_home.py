@@ -1,6 +1,7 @@
 """Chapter 14: ONNX Runtime and CTranslate2 find what our own searches find; its quotes are true."""
 
 import itertools
+import json
 import re
 import sys
 from pathlib import Path
@@ -20,11 +21,11 @@ from scripts.ch06_training import BOS, EOS, greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import beam_search, dropout_off, hypothesis
 from scripts.ch14_leaving_home import (
-    OnnxDecoderStep,
     OnnxEncoder,
     export_ctranslate2,
     export_onnx,
-    onnx_greedy,
+    graph_function,
+    host_greedy,
     step_gap,
 )
 from scripts.core.checkpoints import weights
@@ -33,7 +34,6 @@ from scripts.core.settings import TrainConfig, build_model
 from scripts.corpora.load import load_corpus
 from scripts.exercises.ch14 import counting_step, host_beam
 from scripts.export import main
-from scripts.fast.export import graph_function, step_example
 
 SAMPLE = ROOT / "models" / "sample-de-en"
 LIMIT, ALPHA = 60, 0.6
@@ -56,6 +56,13 @@ def shipped(tmp_path_factory):
         src = pad_rows(rows[start : start + 50])
         greedy += map(cut, greedy_decode(trained.model, src, padding_mask(src), LIMIT).tolist())
     return SimpleNamespace(trained=trained, folder=folder, lines=lines, rows=rows, greedy=greedy)
+
+
+def onnx_greedy(folder: Path, rows: list[list[int]], max_len: int) -> list[list[int]]:
+    """Greedy decoding of encoded sources by the files of `export_onnx`."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    encoder, step = (graph_function(folder / f"{n}.onnx") for n in ("encoder", "decoder_step"))
+    return host_greedy(encoder, step, config, rows, max_len)
 
 
 def by_ctranslate2(shipped, lines: list[str], **settings) -> list:
@@ -167,17 +174,6 @@ def test_graphs_take_any_size(untrained):
         torch.testing.assert_close(torch.from_numpy(memory), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_number_made_from_data_is_refused(untrained):
-    class IntInside(OnnxDecoderStep):
-        def forward(self, tokens, position, *rest):
-            return super().forward(tokens, torch.tensor([int(position)]), *rest)
-
-    model = untrained[0].model
-    inputs = tuple(step_example(model, R=3, S=5, T=2).values())
-    with pytest.raises(Exception, match="data-dependent"):
-        torch.export.export(IntInside(model), inputs, strict=False)
-
-
 def test_the_command_exports(shipped, tmp_path, capsys):
     argv = [str(tmp_path), "--model", str(SAMPLE)]
     assert main([*argv, "--format", "ctranslate2"]) == 0
@@ -201,13 +197,13 @@ def test_a_missing_package_gets_one_line(package, tmp_path, monkeypatch, capsys)
 # The chapter's words
 
 
-def test_the_chapter_quotes_the_pages_script():
+def test_the_chapter_quotes_the_pages_scripts():
     """The right-hand column of its table of NumPy and JavaScript."""
     chapter = (ROOT / "scripts/ch14_leaving_home.py").read_text("utf-8")
-    table = chapter.split("JavaScript (`docs/living/model.js`) |\n")[1].split("\n#\n")[0]
+    table = chapter.split("JavaScript (`model.js`, `decode.js`) |\n")[1].split("\n#\n")[0]
     quotes = [re.findall("`([^`]{8,})`", line.split(" | ")[-1]) for line in table.split("\n")[1:]]
-    script = (ROOT / "docs/living/model.js").read_text("utf-8")
-    assert len(quotes) == 5 and all(quote in script for (quote,) in quotes)
+    scripts = [(ROOT / f"docs/living/{name}.js").read_text("utf-8") for name in ("model", "decode")]
+    assert len(quotes) == 5 and all(quote in "".join(scripts) for (quote,) in quotes)
 
 
 def test_the_hosts_wide_beam_finds_what_brute_force_finds():

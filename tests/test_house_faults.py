@@ -127,7 +127,10 @@ FAULTS = {
         "a floor that is held moves": ("[*held, *free]", "[sum(free), *free]"),
     },
     ("ch21_*", "test_ch21_*"): {
-        "risks are taken over raw probabilities": (".softmax(dim=0) @ marks", ".exp() @ marks"),
+        "risks are taken over raw probabilities": (
+            "logs).softmax(dim=0) @ marks",
+            "logs).exp() @ marks",
+        ),
         "what a model wrote back is learned, not read": (
             "made.get(i, pair[0]), pair[1]",
             "pair[0], made.get(i, pair[1])",

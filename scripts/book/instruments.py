@@ -51,17 +51,19 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
 
 
 def moved_bytes(function: Callable[..., object], *inputs: Tensor) -> int:
-    """Bytes that PyTorch's operations read and write in `function(*inputs)`, views left out."""
+    """Bytes that PyTorch's operations read and write in `function(*inputs)`, views left out.
+
+    Each is thought to read all of its inputs once: what one does inside, this can't see.
+    """
     moved = 0
 
     class Watcher(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None):
             nonlocal moved
             result = func(*args, **(kwargs or {}))
-            if not (func.is_view or "empty" in func.name()):  # these move nothing
-                read = {
-                    id(x): x for x in tree_leaves((args, kwargs))
-                }  # each once, if it comes twice
+            if not (func.is_view or re.search("empty|unsafe_view", func.name())):  # move nothing
+                inputs = [] if "bernoulli_" in func.name() else (args, kwargs)  # it only writes
+                read = {id(x): x for x in tree_leaves(inputs)}  # each once, if it comes twice
                 tensors = [*read.values(), *tree_leaves(result)]
                 moved += sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
             return result

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from scripts.book.instruments import dropout_off
-from scripts.ch04_encoder_decoder import EncoderDecoder
+from scripts.ch02_multi_head_attention import MultiHeadedAttention
+from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, EncoderLayer, LayerNorm
 from scripts.ch06_training import BOS, EOS, PAD, UNK
 
 
@@ -127,23 +128,8 @@ def save_graphs(folder: Path, graphs: Mapping[str, Any]) -> None:
             (folder / name).write_bytes(graph.SerializeToString())
 
 
-def graph_function(graph: Path | bytes) -> Callable[..., list[np.ndarray]]:
-    """A graph (a file, or its bytes) as a function of named arrays: ONNX Runtime on one thread.
-
-    Arrays that it has no input for are left out.
-    """
-    need_packages("onnxruntime")
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # steps are small
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    names = {part.name for part in session.get_inputs()}
-    return lambda **arrays: session.run(None, {n: arrays[n] for n in arrays if n in names})
-
-
 def module_function(module: nn.Module) -> Callable[..., list[np.ndarray]]:
-    """A module, its dropout off, as a function of named arrays, like a graph's `graph_function`."""
+    """A module, its dropout off, as a function of named arrays, as a graph is in chapter 14."""
 
     def call(**arrays: np.ndarray) -> list[np.ndarray]:
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -151,3 +137,37 @@ def module_function(module: nn.Module) -> Callable[..., list[np.ndarray]]:
             return [output.numpy() for output in module(**tensors)]
 
     return call
+
+
+def fill_linear(place, *layers: nn.Linear) -> None:
+    """Give CTranslate2's linear layer the weights of ours; several are stacked, outputs first."""
+    place.weight = torch.cat([layer.weight for layer in layers])
+    place.bias = torch.cat([layer.bias for layer in layers])
+
+
+def fill_norm(place, norm: LayerNorm) -> None:
+    """Give CTranslate2's LayerNorm the weights of ours."""
+    place.gamma, place.beta = norm.weight, norm.bias
+
+
+def fill_attention(place, attention: MultiHeadedAttention, norm: LayerNorm) -> None:
+    """Give CTranslate2's attention the weights of ours: the query is apart in cross-attention."""
+    *inputs, output = place.linear
+    query, *others = attention.project_query, attention.project_key, attention.project_value
+    if len(inputs) == 1:
+        fill_linear(*inputs, query, *others)
+    else:
+        fill_linear(inputs[0], query)
+        fill_linear(inputs[1], *others)
+    fill_linear(output, attention.project_output)
+    fill_norm(place.layer_norm, norm)
+
+
+def fill_layer(place, layer: EncoderLayer | DecoderLayer) -> None:
+    """Give CTranslate2's layer the weights of ours."""
+    fill_attention(place.self_attention, layer.self_attn, layer.sublayer[0].norm)
+    if isinstance(layer, DecoderLayer):
+        fill_attention(place.attention, layer.src_attn, layer.sublayer[1].norm)
+    fill_linear(place.ffn.linear_0, layer.feed_forward.expand)
+    fill_linear(place.ffn.linear_1, layer.feed_forward.contract)
+    fill_norm(place.ffn.layer_norm, layer.sublayer[-1].norm)

@@ -39,8 +39,8 @@ def roofline_chart(operations: pd.DataFrame, rate: float, bandwidth: float) -> a
     x = x.scale(domain=ends, **LOG).axis(values=[0.1, 1, 10, 100], format="~g", grid=False)
     y = alt.Y("speed:Q", title="speed: billion FLOP/s").scale(domain=[low, high], **LOG)
     y = y.axis(values=[10.0**power for power in range(-2, 6)], format="~g", grid=False)
-    regions = {"intensity": [ends[0], ridge], "end": [ridge, ends[1]], "low": low, "speed": high}
-    regions = pd.DataFrame(regions | {"region": ["memory-bound", "compute-bound"]})
+    regions = {"intensity": [ends[0], ridge], "region": ["memory-bound", "compute-bound"]}
+    regions = pd.DataFrame(regions | {"speed": high})
     roof = pd.DataFrame({"intensity": [ends[0], ridge, ends[1]]})
     roof["speed"] = (roof["intensity"] * bandwidth).clip(upper=rate) / 1e9
     peak = roof[1:2].assign(text=f"ridge: {ridge:.0f} FLOPs a byte")
@@ -48,13 +48,9 @@ def roofline_chart(operations: pd.DataFrame, rate: float, bandwidth: float) -> a
     look = {"sort": forms, "title": None}
     shape = alt.Shape("form:N", **look).scale(domain=forms, range=["circle", "diamond"])
     color = colored("form", dict(zip(forms, PALETTE, strict=False)), **look)
-    area = alt.Chart(rounded(regions)).encode(x, y)
-    shades = alt.condition(
-        "datum.region == 'memory-bound'", alt.value("#E8F1F8"), alt.value("#FCEFE2")
-    )
+    sides = alt.Chart(rounded(regions)).mark_text(align="left", dx=6, dy=12, color=GREY)
     layers = [
-        area.mark_rect().encode(x2="end:Q", y2="low:Q", color=shades),
-        area.mark_text(align="left", dx=6, dy=12, color=GREY).encode(text="region:N"),
+        sides.encode(x, y, text="region:N"),
         alt.Chart(rounded(roof)).mark_line(color=GREY).encode(x, y),
         alt.Chart(rounded(peak)).mark_text(align="left", dx=6, dy=14).encode(x, y, text="text:N"),
         alt.Chart(shown).mark_line(color=GREY, strokeWidth=1).encode(x, y, detail="operation:N"),
@@ -76,7 +72,7 @@ def roofline_chart(operations: pd.DataFrame, rate: float, bandwidth: float) -> a
     norm = shown[shown["operation"] == "LayerNorm"].set_index("form")["share"]
     return titled(
         alt.layer(*layers).properties(width=560, height=380),
-        f"Chapter 4's LayerNorm reaches {norm[forms[0]]:.0%} of its roof, "
+        f"Chapter 4's LayerNorm reaches {norm[forms[0]]:.0%} of memory's roof, "
         f"PyTorch's own {norm[forms[1]]:.0%}",
         "Operations of our step (forward, and Adam), each alone. A line joins two ways to the same "
         "result. Grey: the roof.",
@@ -108,8 +104,8 @@ def bandwidth_chart(sweep: pd.DataFrame, bandwidth: float) -> alt.TopLevelMixin:
     in_place, new = sweep["in place"] / 1e9, sweep["new result"] / 1e9
     return titled(
         alt.layer(*layers).properties(width=440, height=280),
-        f"A sum moves {in_place.max():.0f} GB/s in the cache, {in_place.iloc[-1]:.0f} in memory, "
-        f"{new.iloc[-1]:.0f} into new memory",
+        f"A sum moves up to {in_place.max():.0f} GB/s in the cache, "
+        f"{in_place.iloc[-1]:.0f} in memory, {new.iloc[-1]:.0f} into new memory",
         "The same sum: in place, into a tensor that is kept, or into a new one each time. "
         "Dashed: the bandwidth of the roofline.",
     )
@@ -118,7 +114,7 @@ def bandwidth_chart(sweep: pd.DataFrame, bandwidth: float) -> alt.TopLevelMixin:
 def beyond_chart(operations: pd.DataFrame, floor: float, step: float) -> alt.TopLevelMixin:
     """From a step's `floor` to its measured seconds: what each operation takes `beyond` its own."""
     linears = ["projection", "feed-forward", "logits"]
-    beyond = operations["beyond"].copy()
+    beyond = operations["beyond"].sort_values(ascending=False)
     beyond["not in the list"] = step - floor - beyond.sum()
     rows = pd.concat([pd.Series({"floor": floor}), beyond]).rename_axis("operation")
     rows = rows.reset_index(name="seconds")
@@ -127,7 +123,7 @@ def beyond_chart(operations: pd.DataFrame, floor: float, step: float) -> alt.Top
     rows.loc[len(rows)] = {"operation": "the step", "seconds": step, "start": 0.0, "end": step}
     rows["place"] = rows[["start", "end"]].max(axis=1)  # a part may take less than its floor
     colors = dict.fromkeys(rows["operation"], PALETTE[0]) | dict.fromkeys(linears, PALETTE[2])
-    colors |= {"floor": PALETTE[1], "the step": INK}
+    colors |= {"floor": PALETTE[1], "not in the list": GREY, "the step": INK}
     x = alt.X("start:Q", title="seconds").axis(grid=False, tickCount=5)
     x = x.scale(domain=[0, 1.1 * step], nice=False)
     y = bar_axis("operation", list(rows["operation"]))
@@ -142,10 +138,10 @@ def beyond_chart(operations: pd.DataFrame, floor: float, step: float) -> alt.Top
     ]
     return titled(
         alt.layer(*layers).properties(width=430, height=alt.Step(25)),
-        f"A step takes {step / floor:.1f} floors: {step - floor:.2f} s beyond, "
-        f"{beyond[linears].sum():.2f} s of them in linear maps",
+        f"A step takes {step / floor:.1f} floors; "
+        f"{beyond[linears].sum() / (step - floor):.0%} of the excess is linear maps",
         "Green and blue: what each operation takes beyond its own floor, measured alone, forward "
-        "and backward, as often as it occurs. Black: the whole step, measured.",
+        "and backward, as often as it occurs. Black: the whole step, measured. Grey: the rest.",
     )
 
 
@@ -207,23 +203,23 @@ def two_graphs() -> alt.TopLevelMixin:
         drawn("two_graphs").chart(),
         "Two graphs, and a loop that belongs to neither",
         "Read upwards. Three things go round: the token that the host chooses, the position that "
-        "it counts, and past, which is the last step's present. The first step gets BOS, 0 and an "
-        "empty past. Blue and orange: graphs. Pink: the host. Green: keys and values.",
+        "it counts, and past, which is the previous step's present. The first step gets BOS, 0 and "
+        "an empty past. Blue and orange: graphs. Pink: the host. Green: keys and values.",
     )
 
 
-def gaps_chart(gaps: list[list[float]]) -> alt.TopLevelMixin:
-    """The step's largest error by tokens read, T, and position; a translation's path is framed."""
-    steps = pd.DataFrame({"row": range(len(gaps)), "column": range(len(gaps))})
+def equal_chart(equal: list[list[bool]]) -> alt.TopLevelMixin:
+    """Where their step equals ours, by tokens read, T, and position; a translation's is framed."""
+    steps = pd.DataFrame({"row": range(len(equal)), "column": range(len(equal))})
     frames = alt.Chart(steps).mark_rect(fillOpacity=0, stroke=PALETTE[1], strokeWidth=3)
     titles = {"row_title": "earlier tokens, T", "column_title": "position that the host gives"}
-    square = heatmap(gaps, **titles, value_title="largest difference", digits=1)
+    square = heatmap(equal, **titles, words=("equal", "different"))
     frames = frames.encode(
         alt.X("column:O", title=titles["column_title"]), alt.Y("row:O", title=titles["row_title"])
     )
     return titled(
         square + frames,
-        "Their graph is right where the position is 2, whatever it has read",
-        "Random inputs, so only 0 or not counts; 3 rows, 5 source tokens. Our graph: 0 everywhere. "
+        "Their graph is right where the position is 2, however many tokens came before",
+        "Random inputs: 3 rows, 5 source tokens. Our graph is equal everywhere. "
         "Framed: what a translation asks for, position T.",
     )
