@@ -73,7 +73,7 @@ bf16 = multiplies_bf16(torch.device("cpu"))  # has this processor products of 16
 #
 # > **In short.** "Faster" is a ratio of two programs' times, taken in turns. A program that races itself shows what chance does.
 #
-# A *duel* times two programs that compute the same numbers. In each round both run once, and only the ratio of their times counts. So a slow spell hits both, and the median of the rounds drops a slow moment. We count the processor's seconds (`time.process_time`), not the clock's: other programs matter less.
+# A *duel* times two programs that compute the same numbers. In each round both run once, and only the ratio of their times counts. So a slow spell hits both, and the median drops a slow moment. We count the processor's seconds (`time.process_time`), not the clock's: other programs matter less.
 #
 # **Your turn.** Write `duel`. Both run once to warm up. Then `before` begins the first round, `after` the second, and so on: who runs second finds a warmer or a fuller cache.
 
@@ -145,11 +145,12 @@ def show(ratios: list[float], what: str, at_least: float = 0.0) -> None:
     assert middle > at_least, "slower than any of our machines: does something else run?"
 
 
-def loss_and_slope(model: nn.Module, batches: list[Batch]) -> list[float]:
-    """All batches' loss, and its gradient's length, without dropout: what must stay the same."""
+def loss_and_norm(model: nn.Module, batches: list[Batch]) -> list[float]:
+    """All batches' loss, and its gradient's norm, without dropout: what must stay the same."""
     loss = sum(batch_loss(model.eval(), batch, LabelSmoothing())[0] for batch in batches)
     loss.backward()
-    return [loss.item(), nn.utils.clip_grad_norm_(model.parameters(), math.inf).item()]
+    norm = nn.utils.clip_grad_norm_(model.parameters(), math.inf)  # clips nothing
+    return [loss.item(), norm.item()]
 
 
 # %% [markdown]
@@ -162,13 +163,13 @@ to_longest = [make_batch(pairs[i : i + 32]) for i in (0, 32, 64)]
 show(duel(lap := laps(to_longest[:1]), lap), "the same again", at_least=0.8)
 
 # %% [markdown]
-# The median is near 1, and the range shows what chance does. A small gain shows only in a longer duel with more rounds.
+# The median is near 1, and the range shows what chance does.
 #
 # ## The staircase
 #
-# > **In short.** A trick gains speed and costs lines of code. A map shows both, before we climb.
+# > **In short.** A trick gains speed and costs lines of code: a map shows both.
 #
-# Each stair changes one thing of the program below it:
+# Each stair changes one thing of the program below it; only *fused parts* also moves to our fast path, `scripts/fast`:
 #
 # | stair | what changes |
 # |---|---|
@@ -183,38 +184,38 @@ show(duel(lap := laps(to_longest[:1]), lap), "the same again", at_least=0.8)
 # | products by hand | 16 bits between products, too |
 # | C | loops of our own for small operations |
 #
-# We raced them with chapter 9's model (`python -m scripts.studies.race_training stairs --save`). **Predict.** Place your bets: which two stairs gain most, and which four no more than chance?
+# We raced them at *full size*: chapter 9's model on Multi30k (`python -m scripts.studies.race_training stairs --save`). **Predict.** Place your bets: which three stairs gain most, and which four gain nothing that one can see?
 
 # %%
 staircase.lines_chart(stairs := load_record("speed-stairs"))
 
 # %% [markdown]
-# Fifty-five lines train 14 times as many tokens a second; nearly half of them are chapter 7's `token_batches`. Nine hundred more bring another 1.3. (More than half of these are the Python around the C.)
+# Fifty-five lines train 14 times as many tokens a second; nearly half of them are chapter 7's `token_batches`. Nine hundred more lines make it 1.3 times as fast again. (A third of these is `fast.py`, which *rows* needs, too; a quarter is the Python around the C.)
 #
-# In numbers, each stair against the one below it: the median and the range of seven rounds. A stair is *seen* if it gains in each of the seven: chance alone does so once in 128 times. The last row is the control, the finished program against itself.
+# In numbers, each stair against the one below it: the median and the range of seven rounds. Each program trains one batch, so the range is of the timing alone. A gain or a loss is *seen* if all seven rounds have it: by chance alone that happens once in 64 times. The last row is the control, the finished program against itself.
 
 # %%
 added = staircase.stairs_table(stairs)
 added
 
 # %% [markdown]
-# Padding to the longest and 16 bits gain most. *Memory kept*, *loss in chunks*, *rows* and *products by hand* aren't seen. From *fused parts* on, the race runs our fast path, `scripts/fast`. With all its parts off, that isn't seen, either: it gains by its parts.
+# Padding to the longest, 16 bits and sorting gain most. *Memory kept*, *loss in chunks* and *rows* aren't seen; *products by hand* loses in each round. Within `scripts/fast`, *fused parts* gains 1.17.
 #
-# Now we climb. Each section explains a stair, times it live on the small model, and ends with its row.
+# Each section now explains a stair, times it live on the small model, and ends with its row.
 #
 # ## Padding
 #
 # > **In short.** The cheapest product is the one that you don't compute.
 #
-# The Annotated Transformer pads each pair to a fixed width, 72. The first stair pads to the batch's longest sentence. The second puts sentences of like length together, by chapter 7's `token_batches`.
+# The Annotated Transformer pads each pair to a fixed width, 72. The first stair pads to the batch's longest sentence; the second sorts, by chapter 7's `token_batches`.
 
 
 # %%
 pad_to = lambda ids, width: F.pad(ids, (0, width - ids.size(1)))  # noqa: E731
 to_72 = [Batch(pad_to(b.src, 72), pad_to(b.full, 73)) for b in to_longest]  # targets lose a token
-plan = token_batches(pairs, max(batch.tgt_y.numel() for batch in to_longest), rng)
+plan = token_batches(pairs, 700, rng)
 in_buckets = [make_batch([pairs[i] for i in indices]) for indices in plan]
-sums = [loss_and_slope(live_model(), batches) for batches in (to_longest, to_72, in_buckets)]
+sums = [loss_and_norm(live_model(), batches) for batches in (to_longest, to_72, in_buckets)]
 assert np.allclose(sums, sums[0], rtol=1e-5)
 show(duel(laps(to_72), laps(to_longest), 3), "padded to the longest", at_least=1.5)
 show(duel(laps(to_longest), laps(in_buckets), 4), "sorted by length", at_least=1.1)
@@ -223,18 +224,18 @@ added.loc[["padded to the longest", "sorted by length"]]
 # %% [markdown]
 # ## One line: 16 bits
 #
-# > **In short.** Where a processor has products of 16-bit numbers, they take half the time or less. Weights, sums and Adam stay in 32 bits.
+# > **In short.** Where a processor has products of 16-bit numbers, they take half the time or less. Weights, Adam, and the sums inside a product stay in 32 bits.
 #
-# A bfloat16, or *bf16*, is the first half of a float32: the same range, but 8 binary digits instead of 24. `torch.autocast` rounds both factors of a product to it. Sums inside a product, LayerNorm and the loss keep 32 bits (Micikevicius et al. 2018). So the numbers are the same only up to rounding. Most GPUs can do it, and some CPUs (AVX512-BF16, AMX).
+# A bfloat16, or *bf16*, is the first half of a float32: the same range, but 8 binary digits instead of 24. `torch.autocast` rounds both factors of a product to it, and the result. Sums inside a product, LayerNorm and the loss are computed in 32 bits (Micikevicius et al. 2018). So the numbers are the same only up to rounding. Most GPUs can do it, and some CPUs (AVX512-BF16, AMX).
 
 # %%
 with torch.autocast("cpu", torch.bfloat16):
-    assert np.allclose(loss_and_slope(live_model(), in_buckets), sums[0], rtol=0.01)
+    assert np.allclose(loss_and_norm(live_model(), in_buckets), sums[0], rtol=0.01)
 show(duel(laps(in_buckets), laps(in_buckets, half=bf16)), "autocast", 1.1 if bf16 else 0.8)
 added.loc[["autocast"]]
 
 # %% [markdown]
-# Do 16 bits learn as well? We trained chapter 9's `small` in both precisions, twice ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). The loss is as low. BLEU in 16 bits is 0.1 and 0.9 lower on validation, and differs by −0.4 to +0.2 on the test sets. Two pairs can't say whether that is chance.
+# Do 16 bits learn as well? We trained chapter 9's `small` in both precisions, twice ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). The loss is as low. BLEU by beam search in 16 bits is 0.1 and 0.9 lower on validation, and 0 to 0.4 lower on the test sets. Two pairs can't say whether that is chance.
 #
 # ## One call: keep memory
 #
@@ -289,10 +290,10 @@ class FusedNorm(LayerNorm):
 
 # %%
 fused_model = lambda: become(live_model(), LayerNorm, FusedNorm)  # noqa: E731
-assert np.allclose(loss_and_slope(fused_model(), in_buckets), sums[0], rtol=1e-5)
+assert np.allclose(loss_and_norm(fused_model(), in_buckets), sums[0], rtol=1e-5)
 with_fused = laps(in_buckets, fused_model(), half=bf16, fused=True)
 show(duel(laps(in_buckets, half=bf16), with_fused, 10), "fused parts")
-added.loc[["fused parts"]]
+added.loc[["fused parts", "fused parts, within scripts/fast"]]
 
 # %% [markdown]
 # Attention has a fused form, too, `scaled_dot_product_attention`. **Predict.** What does it gain here?
@@ -384,39 +385,25 @@ added.loc[["dropout from 16 bits"]]
 # **Your turn.** Write `forward`.
 
 
-# %%
-def softmax_(logits: Tensor, minus: float, kind: torch.dtype) -> Tensor:
-    """Overwrite logits z (n, V) with softmax(z) − minus; to log Σ exp z, (n, 1), in `kind`."""
-    log_z = logits.to(kind).logsumexp(dim=1, keepdim=True)
-    logits.copy_((logits - log_z).exp_().sub_(minus))
-    return log_z
-
-
 # %% tags=["yours"]
 class LinearCrossEntropy(torch.autograd.Function):
     """The generator's product and the smoothed loss in one."""
 
-    product, softmax_ = staticmethod(F.linear), staticmethod(softmax_)  # scripts/fast has others
-
-    @classmethod
-    def forward(cls, ctx, x, weight, bias, labels, smoothing, chunk):
+    @staticmethod
+    def forward(ctx, x, weight, bias, labels, smoothing, chunk):
         """x (N, D), weight (V, D), bias (V,), labels (N,), to `LabelSmoothing`'s two sums."""
-        keep, eps_each, kind = 1 - smoothing, smoothing / len(weight), weight.dtype
-        w, b = weight.to(x.dtype), bias.to(x.dtype)  # in 16 bits, if x is
-        mean_logits = (x.to(kind) @ weight.mean(0) + bias.mean())[:, None]  # (N, 1)
+        keep, eps_each = 1 - smoothing, smoothing / len(weight)
         nll = uniform = 0.0  # the loss at the labels, and at all words alike
         by_x, by_weight, by_bias = map(torch.zeros_like, (x, weight, bias))
-        parts = [tensor.split(chunk) for tensor in (x, labels[:, None], mean_logits, by_x)]
-        for rows, label, mean_logit, by_rows in zip(*parts, strict=True):
-            logits = cls.product(rows, w, b)  # z (n, V)
-            at_label = logits.gather(1, label).to(kind)  # (n, 1)
-            log_z = cls.softmax_(logits, eps_each, kind)  # (n, 1); the logits are P − ε/V now
-            nll += (log_z - at_label).sum()
-            uniform += (log_z - mean_logit).sum()
-            # Subtract before rounding: P − (1 − ε) is small, and a P in 16 bits is off by as much.
-            slope = (at_label - log_z).exp() - keep - eps_each  # P − Y at the label, (n, 1)
-            logits.scatter_(1, label, slope.to(logits.dtype))
-            by_rows += cls.product(logits, w.T, None)  # (P − Y)·W
+        parts = [tensor.split(chunk) for tensor in (x, labels[:, None], by_x)]
+        for rows, label, by_rows in zip(*parts, strict=True):
+            logits = F.linear(rows, weight, bias)  # z (n, V)
+            log_z = logits.logsumexp(dim=1, keepdim=True)  # log Σ exp z, (n, 1)
+            nll += (log_z - logits.gather(1, label)).sum()
+            uniform += (log_z - logits.mean(dim=1, keepdim=True)).sum()
+            logits.sub_(log_z).exp_().sub_(eps_each)  # P − ε/V, in place
+            logits.scatter_add_(1, label, torch.full_like(log_z, -keep))  # P − Y
+            by_rows += logits @ weight
             by_weight += logits.T @ rows
             by_bias += logits.sum(0)
         ctx.save_for_backward(by_x, by_weight, by_bias)
@@ -465,26 +452,22 @@ added.loc[["loss in chunks"]]
 #
 # > **In short.** Only attention and positions need to know where sentences begin. Give all else a plain list of tokens, and padding is gone.
 #
-# Not every batch can be sorted. So a batch becomes rows (N, D), one for each real token: chapter 4's layers take them as they are. Attention alone spreads them into a rectangle, and gathers them again.
+# Sorting leaves some padding, and where the order is given, one can't sort. So a batch becomes rows (N, D), one for each real token: chapter 4's layers take them as they are. Attention alone spreads them into a rectangle, and gathers them again.
 #
 # **Your turn.** Write `Layout`.
 
 
 # %% tags=["yours"]
 class Layout:
-    """Which cells of a padded rectangle (B, T) have rows: with `packed` the real ones, else all.
+    """Which cells of a padded rectangle (B, T) are real; each of these has a row.
 
-    `shape` is (B, T), `slots` (N,) each row's cell b·T + t, `positions` (N,) its t; `full` says
-    that all cells have rows, and `real` is None if nothing is hidden.
+    `shape` is (B, T), `slots` (N,) each row's cell b·T + t, `positions` (N,) its t.
     """
 
-    def __init__(self, real: Tensor, packed: bool):
+    def __init__(self, real: Tensor):
         self.shape = real.shape
-        self.full = not packed or bool(real.all())
-        cells = torch.arange(real.numel(), device=real.device)
-        self.slots = cells if self.full else cells[real.flatten()]
+        self.slots = torch.where(real.flatten())[0]
         self.positions = self.slots % real.size(1)
-        self.real = None if packed and self.full else real  # without padding, nothing is hidden
 
     def rows(self, rectangle: Tensor) -> Tensor:
         """(B, T) to (N,): the cells that have rows."""
@@ -492,27 +475,24 @@ class Layout:
 
     def spread(self, rows: Tensor) -> Tensor:
         """(N, D) to (B, T, D); a cell without a row is 0."""
-        if not self.full:
-            cells = rows.new_zeros(self.shape.numel(), rows.size(-1))  # (B·T, D)
-            rows = cells.index_add_(0, self.slots, rows)
-        return rows.unflatten(0, self.shape)
+        cells = rows.new_zeros(self.shape.numel(), rows.size(-1))  # (B·T, D)
+        return cells.index_add_(0, self.slots, rows).unflatten(0, self.shape)
 
     def gather(self, cells: Tensor) -> Tensor:
         """(B, T, D) to (N, D): the way back."""
-        rows = cells.flatten(0, 1)  # (B·T, D)
-        return rows if self.full else rows.index_select(0, self.slots)
+        return cells.flatten(0, 1).index_select(0, self.slots)
 
 
 # %%
 real = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]]).bool()  # (B, T): lengths 2, 1 and 3
-layout, x = Layout(real, packed=True), torch.randn(6, 4)  # rows (N, D)
+layout, x = Layout(real), torch.randn(6, 4)  # rows (N, D)
 cells = layout.spread(x)  # (B, T, D)
 assert layout.positions.tolist() == [0, 1, 0, 0, 1, 2] and layout.rows(real).all()
 assert cells[1, 0].equal(x[2]) and not cells[~real].any() and layout.gather(cells).equal(x)
 
 
 # %%
-layout = Layout(to_longest[0].tgt_y != PAD, packed=True)
+layout = Layout(to_longest[0].tgt_y != PAD)
 layer, cells = live_model().eval().encoder.layers[0].feed_forward, torch.randn(*layout.shape, 128)
 by_rows = lambda: layout.spread(layer(layout.gather(cells)))  # noqa: E731
 torch.testing.assert_close(layout.gather(by_rows()), layout.gather(layer(cells)))
@@ -522,7 +502,7 @@ show(ratios, "rows")
 added.loc[["rows", "products by hand"]]
 
 # %% [markdown]
-# The live batch is in random order. At full size batches are sorted, and only 4% of them is padding (chapter 7). *Products by hand*, `LinearProduct` in [`scripts/fast`](../scripts/fast/fast.py), keeps rows in 16 bits where autocast converts back and forth. Alone it loses 2%. C builds on both.
+# The live batch is in random order. At full size batches are sorted: of the one that we timed, 1.5% is padding. *Products by hand*, `LinearProduct` in [`scripts/fast`](../scripts/fast/fast.py), keeps rows in 16 bits where autocast converts back and forth. Alone it loses 2%. C builds on both.
 #
 # ## Last, C
 #
@@ -571,7 +551,7 @@ added.loc[["C"]]
 #
 # ## From the other end
 #
-# > **In short.** A trick is worth one thing on top of a program, and another beneath one.
+# > **In short.** What a trick gains depends on the tricks that are there already.
 #
 # Now take one stair out of the finished program. How many times as long does a step take? This is an [older race](../results/speed-steps.json) by the clock, with two threads, in a fixed order: its control is 0.98. Of *fused parts* LayerNorm alone is taken out. **Predict.** Is *dropout from 16 bits* worth more at this end?
 
@@ -579,7 +559,7 @@ added.loc[["C"]]
 staircase.both_ends(added, load_record("speed-steps")["half"])
 
 # %% [markdown]
-# **A stair carries what stands on it.** *Dropout from 16 bits* is worth 1.58 here, and 1.14 where it was added. But C's dropout needs these bits, its softmax the chunks, its attention the rows: without one of the three, a part of C is out, too. *Memory kept* is worth about 2% here, 1.00 beside the control's 0.98.
+# **A stair carries what stands on it.** *Dropout from 16 bits* is worth 1.58 here, and 1.14 where it was added. The C code for dropout works on these bits. Without them it is switched off as well, so 1.58 counts both. Likewise C's softmax needs the chunks, its attention the rows. *Memory kept* isn't clear of the control.
 #
 # **Against others.** In an [older race](../results/speed-peers.json) all have 16 bits and memory kept. A step of x-transformers takes 1.8 times as long as ours, MarianMTModel's 1.9, `nn.Transformer`'s 2.0 and the textbook's 2.2, with 2.2 to 2.6 times the memory. Ours alone has the fused Adam, worth 1.01; x-transformers has less dropout. `make bench` repeats the race.
 #
@@ -589,7 +569,7 @@ staircase.both_ends(added, load_record("speed-steps")["half"])
 #
 # On a GPU the CPU *launches* each kernel, and for a small model the launch takes longer than the kernel. On an H200 we timed the same model's step in five stages: `python -m scripts.studies.waterfall small`. New are:
 #
-# - **Fused parts, nothing waits.** Attention is PyTorch's, too. Python never reads a number from the GPU: the CPU would have to wait for it.
+# - **Fused parts, nothing waits.** LayerNorm, Adam and attention are PyTorch's fused ones. Python never reads a number from the GPU: the CPU would have to wait for it.
 # - **Few shapes.** The corpus lies on the GPU. Each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least.
 # - **Recorded.** A whole [step](../scripts/core/steps.py) is recorded once for each shape, and then launched at once: a **CUDA graph**.
 #
@@ -600,19 +580,19 @@ stages = staircase.stages_table(load_record("gpu-waterfall-small")["stages"])
 stages
 
 # %% [markdown]
-# Each stage is compared with the one before, in five rounds. The recording brings 9. Sixteen bits lose in each round. *Few shapes* doesn't gain in each.
+# Each stage is compared with the one before, in five rounds. The recording brings 9. *Few shapes* isn't seen. Sixteen bits lose in each round; why, we didn't test.
 
 # %%
 staircase.launches_chart(stages)
 
 # %% [markdown]
-# As long as launches take the time, a larger batch takes no longer. `torch.compile` fuses kernels, so there are fewer launches; with `mode="reduce-overhead"` it also records them. Sixteen bits and FlashAttention count where kernels take the time: in wide models and long texts.
+# `torch.compile` fuses kernels, so there are fewer launches; with `mode="reduce-overhead"` it also records them.
 
 # %% [markdown]
 # ## Summary
 #
 # - A trick counts if it computes the same numbers, up to rounding, and if its ratio is clear of the control's.
-# - Begin with what costs few lines: padding, 16 bits, fused parts. Then sort, in 26. Nine hundred more bring 1.3.
+# - Begin with what costs few lines: padding, 16 bits, fused parts. Then sort, in 26. Nine hundred more lines bring a factor of 1.3.
 # - Ask what a fused operation does with *your* settings: on a CPU dropout rules out PyTorch's fast attention.
 # - A factor depends on what is below it, and carries what stands on it.
 # - On a GPU a small model waits for launches: a recording is worth nine times.

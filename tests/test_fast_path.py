@@ -33,6 +33,7 @@ from scripts.fast.fast import (
     STATIC,
     FastPath,
     LinearProduct,
+    LossInChunks,
     Switches,
     fast_loss,
 )
@@ -139,10 +140,9 @@ def test_hand_written_backward_passes_are_the_derivatives(p):
         assert torch.autograd.gradcheck(product, (x, weight, bias))
         assert torch.autograd.gradcheck(product, (x, *narrow))
     labels = torch.tensor([0, 5, 2, 2, 1])
-    for chunk in (2, 5):
-        options = (labels, p / 4, chunk)
-        loss = lambda *inputs: LinearCrossEntropy.apply(*inputs, *options)[0]  # noqa: E731, B023
-        assert torch.autograd.gradcheck(loss, (x, weight, bias))
+    for loss, chunk in itertools.product((LinearCrossEntropy, LossInChunks), (2, 5)):
+        sums = lambda *inputs: loss.apply(*inputs, labels, p / 4, chunk)[0]  # noqa: E731, B023
+        assert torch.autograd.gradcheck(sums, (x, weight, bias))
 
 
 @pytest.mark.parametrize("p", [0.05, 0.5])

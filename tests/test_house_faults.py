@@ -73,8 +73,8 @@ FAULTS = {
     },
     ("ch12_*", "test_fast_path"): {
         "the fast loss forgets that smoothing pulls at every word": (
-            "cls.softmax_(logits, eps_each, kind)",
-            "cls.softmax_(logits, 0.0, kind)",
+            ".sub_(eps_each)",
+            ".sub_(0.0)",
         ),
         "a packed row forgets its position": (
             "self.positions = self.slots %",

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from scripts.ch03_embeddings_and_positions import check_length
 from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, EncoderLayer
-from scripts.ch12_going_fast import Layout
 from scripts.ch13_decoding_fast import BLOCK, FamilyTree, Screen
 from scripts.core.products import suits_onednn
 from scripts.fast.fast import FAST, FastPath
@@ -29,6 +28,7 @@ from scripts.fast.kernels import (
     round_rows,
     scale_sums,
 )
+from scripts.fast.passes import FastLayout
 
 PATH = FastPath(replace(FAST, compiled=False))  # its C is for many rows, and gradients
 
@@ -94,7 +94,7 @@ class Packed8(Packed):
 PACKED = {"float32": Packed, "int8": Packed8}
 
 
-def spread_by_heads(rows: Tensor, layout: Layout, parts: int, heads: int) -> Tensor:
+def spread_by_heads(rows: Tensor, layout: FastLayout, parts: int, heads: int) -> Tensor:
     """Rows (N, parts·H·d_k) to (parts, B, H, S, d_k). Padding (hidden) gets the first row."""
     B, S = layout.shape
     numbers = torch.arange(len(rows), device=rows.device)
@@ -118,7 +118,7 @@ class PreparedLayer:
             self.look_across = pack(layer.src_attn.project_query)
             self.look_across_out = pack(layer.src_attn.project_output)
 
-    def encode(self, x: Tensor, layout: Layout, real: Tensor | None) -> Tensor:
+    def encode(self, x: Tensor, layout: FastLayout, real: Tensor | None) -> Tensor:
         """An encoder layer: the source's rows (N, D) to (N, D); `real` (B, 1, S) hides padding."""
         q, kv = self.look_back(x, self.before[0]).tensor_split([x.size(1)], dim=1)  # (N, D), 2·D
         q = layout.spread(q).flatten(0, 1)  # (B·S, D)
@@ -186,7 +186,7 @@ class PreparedModel:
 
     def read(self, src: Tensor, real: Tensor) -> tuple[Tensor, Tensor | None]:
         """Keys and values (layers, 2, B, H, S, d_k) of src (B, S), and which are real (B, 1, S)."""
-        layout = Layout(real, packed=src.is_cpu)
+        layout = FastLayout(real, packed=src.is_cpu)
         x = PATH.embed(self.model.src_embed, src, layout)  # (N, D)
         real = None if layout.real is None else layout.real.unsqueeze(1)
         for layer in self.readers:

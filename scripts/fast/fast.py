@@ -27,9 +27,9 @@ from scripts.ch04_encoder_decoder import (
 )
 from scripts.ch06_training import Batch, LabelSmoothing
 from scripts.ch11_where_the_time_goes import affine
-from scripts.ch12_going_fast import Layout, LinearCrossEntropy, keep_mask, keep_scale, softmax_
+from scripts.ch12_going_fast import LinearCrossEntropy, keep_mask, keep_scale
 from scripts.fast import passes
-from scripts.fast.passes import Attend, Drop, NormRows
+from scripts.fast.passes import Attend, Drop, FastLayout, NormRows
 
 BYTES_AT_ONCE = 16 * 2**20  # of logits: they stay in the last-level cache
 
@@ -107,11 +107,50 @@ class LinearProduct(Function):
         return by_x, by_weight.to(ctx.kind), grad.sum(0).to(ctx.kind), None
 
 
-@cache
-def loss_in_chunks(onednn: bool, in_c: bool) -> type[LinearCrossEntropy]:
-    """Chapter 12's loss, with oneDNN's products and the softmax in C, if asked."""
+def softmax_(logits: Tensor, minus: float, kind: torch.dtype) -> Tensor:
+    """Overwrite logits z (n, V) with softmax(z) − minus; to log Σ exp z, (n, 1), in `kind`."""
+    log_z = logits.to(kind).logsumexp(dim=1, keepdim=True)
+    logits.copy_((logits - log_z).exp_().sub_(minus))
+    return log_z
 
-    class Loss(LinearCrossEntropy):
+
+class LossInChunks(LinearCrossEntropy):
+    """Chapter 12's loss, for x in 16 bits, too, and with any product and softmax."""
+
+    product, softmax_ = staticmethod(F.linear), staticmethod(softmax_)
+
+    @classmethod
+    def forward(cls, ctx, x, weight, bias, labels, smoothing, chunk):
+        """As in chapter 12; the sums are in the dtype of `weight`."""
+        keep, eps_each, kind = 1 - smoothing, smoothing / len(weight), weight.dtype
+        w, b = weight.to(x.dtype), bias.to(x.dtype)
+        # The mean over V of all logits, without the logits: it is linear.
+        mean_logits = (x.to(kind) @ weight.mean(0) + bias.mean())[:, None]  # (N, 1)
+        nll = uniform = 0.0
+        by_x, by_weight, by_bias = map(torch.zeros_like, (x, weight, bias))
+        parts = [tensor.split(chunk) for tensor in (x, labels[:, None], mean_logits, by_x)]
+        for rows, label, mean_logit, by_rows in zip(*parts, strict=True):
+            logits = cls.product(rows, w, b)  # (n, V)
+            at_label = logits.gather(1, label).to(kind)  # (n, 1)
+            log_z = cls.softmax_(logits, eps_each, kind)  # (n, 1); the logits are P − ε/V now
+            nll += (log_z - at_label).sum()
+            uniform += (log_z - mean_logit).sum()
+            # P is near 1 − ε here, and 16 bits would round the difference away: subtract in 32.
+            slope = (at_label - log_z).exp() - keep - eps_each  # P − Y at the label, (n, 1)
+            logits.scatter_(1, label, slope.to(logits.dtype))
+            by_rows += cls.product(logits, w.T, None)  # (P − Y)·W
+            by_weight += logits.T @ rows
+            by_bias += logits.sum(0)
+        ctx.save_for_backward(by_x, by_weight, by_bias)
+        ctx.mark_non_differentiable(nll)
+        return keep * nll + smoothing * uniform, nll
+
+
+@cache
+def loss_in_chunks(onednn: bool, in_c: bool) -> type[LossInChunks]:
+    """The loss with oneDNN's products and the softmax in C, if asked."""
+
+    class Loss(LossInChunks):
         product = staticmethod(partial(affine, onednn=onednn))
         softmax_ = staticmethod(passes.softmax_rows_ if in_c else softmax_)
 
@@ -183,7 +222,7 @@ class FastPath:
         layer: MultiHeadedAttention,
         rows: Tensor,
         others: Tensor | None,
-        places: tuple[Layout, Layout],
+        places: tuple[FastLayout, FastLayout],
         bias: Tensor | None = None,
         causal: bool = False,
     ) -> Tensor:
@@ -239,7 +278,7 @@ class FastPath:
     def self_attention(
         self,
         layer: MultiHeadedAttention,
-        layout: Layout,
+        layout: FastLayout,
         x: Tensor,
         bias: Tensor | None = None,
         causal: bool = False,
@@ -253,7 +292,7 @@ class FastPath:
         self,
         layer: MultiHeadedAttention,
         memory: Tensor,
-        places: tuple[Layout, Layout],
+        places: tuple[FastLayout, FastLayout],
         x: Tensor,
     ) -> Tensor:
         """From x (N, D) to the memory (M, D)."""
@@ -261,7 +300,7 @@ class FastPath:
         heads = self.attend(layer, self.linear(layer.project_query, x), others, places)
         return self.linear(layer.project_output, heads)
 
-    def embed(self, modules: nn.Sequential, ids: Tensor, layout: Layout) -> Tensor:
+    def embed(self, modules: nn.Sequential, ids: Tensor, layout: FastLayout) -> Tensor:
         """Embedding and positions, row by row: ids (B, T) to (N, D)."""
         embedding, position = modules
         check_length(ids.size(1), position.pe.size(0))
@@ -269,7 +308,7 @@ class FastPath:
         places = F.embedding(layout.positions, position.pe)  # (N, D)
         return self.dropped(words + places, dropout_rate(position))
 
-    def encode(self, model: EncoderDecoder, src: Tensor, layout: Layout) -> Tensor:
+    def encode(self, model: EncoderDecoder, src: Tensor, layout: FastLayout) -> Tensor:
         """`model.encode`: src (B, S) to the memory (N, D)."""
         x = self.embed(model.src_embed, src, layout)
         for layer in model.encoder.layers:
@@ -283,9 +322,9 @@ class FastPath:
         self,
         model: EncoderDecoder,
         memory: Tensor,
-        src_layout: Layout,
+        src_layout: FastLayout,
         tgt: Tensor,
-        layout: Layout,
+        layout: FastLayout,
     ) -> Tensor:
         """`model.decode`: memory (N_src, D) and tgt (B, T) to (N, D)."""
         x, places = self.embed(model.tgt_embed, tgt, layout), (layout, src_layout)
@@ -302,7 +341,9 @@ class FastPath:
     ) -> tuple[Tensor, Tensor]:
         """What the generator gets to see: the decoder's rows (N, D), and their labels (N,)."""
         is_source, is_target = (ids != criterion.padding_idx for ids in (batch.src, batch.tgt_y))
-        src_layout, layout = (Layout(real, self.switches.packed) for real in (is_source, is_target))
+        src_layout, layout = (
+            FastLayout(real, self.switches.packed) for real in (is_source, is_target)
+        )
         memory = self.encode(model, batch.src, src_layout)
         x = self.decode(model, memory, src_layout, batch.tgt, layout)  # (N, D)
         labels = layout.rows(batch.tgt_y)

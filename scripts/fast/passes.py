@@ -101,7 +101,32 @@ class NormRows(Function):
         return by_x, *by_both, None, None
 
 
-def attends(widths: Sequence[int], h: int, places: Sequence[Layout]) -> bool:
+class FastLayout(Layout):
+    """Chapter 12's `Layout`; or, unless `packed`, all cells have rows, and padding is hidden.
+
+    `full` says that all cells have rows; `real` (B, T) is None if nothing is hidden.
+    """
+
+    def __init__(self, real: Tensor, packed: bool):
+        self.full = not packed or bool(real.all())
+        self.real = None if packed and self.full else real
+        if not self.full:
+            super().__init__(real)
+            return
+        # Without a look at the data: a GPU would have to wait for that.
+        self.shape, self.slots = real.shape, torch.arange(real.numel(), device=real.device)
+        self.positions = self.slots % real.size(1)
+
+    def spread(self, rows: Tensor) -> Tensor:
+        """(N, D) to (B, T, D); a cell without a row is 0."""
+        return rows.unflatten(0, self.shape) if self.full else super().spread(rows)
+
+    def gather(self, cells: Tensor) -> Tensor:
+        """(B, T, D) to (N, D): the way back."""
+        return cells.flatten(0, 1) if self.full else super().gather(cells)
+
+
+def attends(widths: Sequence[int], h: int, places: Sequence[FastLayout]) -> bool:
     """Whether `Attend` can do it: h heads of one fitting width, and all rows are real tokens.
 
     `widths` are those of queries, keys and values, `places` the layouts of queries and of keys.

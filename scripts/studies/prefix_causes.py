@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch06_training import BOS, PAD, UNK, Batch, LabelSmoothing
 from scripts.ch08_decoding import keys_values_of
-from scripts.ch12_going_fast import Layout
 from scripts.ch17_small_gpt import OneStack
 from scripts.ch18_one_stack import AfterSource, asked_pairs, hide_some, stack_greedy
 from scripts.core.settings import TrainConfig
 from scripts.fast.fast import FastPath, switches_for
+from scripts.fast.passes import FastLayout
 from scripts.studies import stacks
 from scripts.studies.rows import one_run
 from scripts.studies.runner import SEEDS, Plan, Run, study_command
@@ -75,10 +75,10 @@ def by_side(
 
 def changed_rows(
     model: ChangedStack, ids: Tensor, mask: Tensor, of_source: Tensor, places: Tensor
-) -> tuple[Tensor, Layout]:
+) -> tuple[Tensor, FastLayout]:
     """The stack's outputs (N, D), without dropout, and the layout of ids (B, T)."""
     path = FastPath(switches_for(ids.device))
-    layout = Layout(ids != PAD, path.switches.packed)
+    layout = FastLayout(ids != PAD, path.switches.packed)
     layout.positions = layout.rows(places)
     x = path.embed(model.embed, ids, layout)  # (N, D)
     hidden = torch.zeros(mask.shape, dtype=x.dtype).masked_fill_(~mask, -math.inf).unsqueeze(1)

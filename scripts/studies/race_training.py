@@ -34,7 +34,7 @@ from scripts import ch12_going_fast as ch12
 from scripts.book.command import Command
 from scripts.book.instruments import saved_bytes
 from scripts.book.records import provenance, save_record
-from scripts.ch06_training import EOS, LabelSmoothing, batch_loss
+from scripts.ch06_training import EOS, PAD, Batch, LabelSmoothing, batch_loss
 from scripts.ch07_multi30k import FIXED_WIDTH, Example, make_batch, token_batches
 from scripts.ch11_where_the_time_goes import BASE, SMALL, Shape
 from scripts.ch12_going_fast import keep_memory
@@ -277,7 +277,7 @@ STAIRS = {  # what a step changes of the contender and of the switches, and the 
     "memory kept": ({"keep_memory": True}, {}, [ch12.keep_memory]),
     "fused parts": ({"fused_adam": True}, {"fused_norm": True}, [ch12.become, ch12.FusedNorm]),
     "dropout from 16 bits": ({}, {"random_bits": True}, FROM_BITS),
-    "loss in chunks": ({}, {"loss": "ours"}, [ch12.LinearCrossEntropy, ch12.softmax_]),
+    "loss in chunks": ({}, {"loss": "ours"}, [ch12.LinearCrossEntropy]),
     "rows": ({}, {"packed": True}, [ch12.Layout]),
     "products by hand": ({"autocast": False}, {"half": True, "onednn": True}, [LinearProduct]),
     "C": ({}, {"compiled": True}, [ROOT / "scripts" / "fast" / name for name in FAST_FILES]),
@@ -301,13 +301,19 @@ def stair_contenders() -> dict[str, Contender]:
     return stairs | {"the fast path, all off": alone, "the same again": stair}
 
 
-def race_stairs(rounds: int = 7) -> dict[str, Any]:
+def padding_of(batches: list[Batch]) -> float:
+    """The share of the cells, of both sides, that is padding."""
+    real = torch.cat([(side != PAD).flatten() for b in batches for side in (b.src, b.tgt_y)])
+    return round(1 - real.double().mean().item(), 4)
+
+
+def race_stairs(rounds: int = 7, count: int = 8) -> dict[str, Any]:
     """The staircase: processor's seconds of one process, in turns, and each step's lines of code.
 
     Other programs hardly disturb these, and a race by the clock needs an idle machine.
     """
     stairs = stair_contenders()
-    runners = {name: Runner(one, batches_of(one.batching, 1)) for name, one in stairs.items()}
+    runners = {name: Runner(one, batches_of(one.batching, count)) for name, one in stairs.items()}
 
     def pace(runner: Runner) -> float:
         keep_memory(ch12.KEPT if runner.contender.keep_memory else ch12.USUAL)
@@ -318,6 +324,8 @@ def race_stairs(rounds: int = 7) -> dict[str, Any]:
     paces = in_turns({name: partial(pace, runner) for name, runner in runners.items()}, rounds)
     return {
         "shape": asdict(SMALL),
+        **{"count": count, "rounds": rounds},
+        "padding": {name: padding_of(runner.batches) for name, runner in runners.items()},
         "contenders": {name: asdict(one) for name, one in stairs.items()},
         "reports": {name: against(own, paces["C"]) for name, own in paces.items()},
         "lines": {name: sum(map(code_lines, pieces)) for name, (*_, pieces) in STAIRS.items()},

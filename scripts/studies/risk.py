@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing
 from scripts.ch07_multi30k import pad_rows
-from scripts.ch12_going_fast import Layout
 from scripts.ch21_learning_from_models import risk_of_candidates
 from scripts.core.checkpoints import load_tensors, load_weights
 from scripts.core.signals import StopSignal
 from scripts.core.training import Training
 from scripts.fast.fast import FAST, FastPath, Switches
+from scripts.fast.passes import FastLayout
 from scripts.fast.translating import DecodeOptions, decode_hypotheses
 
 CANDIDATES = 8  # of the beam's texts are judged
@@ -59,8 +59,8 @@ def text_rows(model: nn.Module, batch: Judged, switches: Switches) -> tuple[Tens
     path, packed = FastPath(switches), switches.packed
     tgt, labels = batch.full[:, :-1], batch.full[:, 1:]  # (N, T)
     is_source, is_target = batch.src != PAD, labels != PAD
-    once, layout = Layout(is_source, packed), Layout(is_target, packed)
-    copied = Layout(is_source[batch.owner], packed)  # a copy of its source for each text
+    once, layout = FastLayout(is_source, packed), FastLayout(is_target, packed)
+    copied = FastLayout(is_source[batch.owner], packed)  # a copy of its source for each text
     memory = once.spread(path.encode(model, batch.src, once))  # (B, S, D)
     x = path.decode(model, copied.gather(memory[batch.owner]), copied, tgt, layout)
     text = torch.arange(len(tgt), device=tgt.device).unsqueeze(1).expand_as(tgt)

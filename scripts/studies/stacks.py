@@ -16,7 +16,6 @@ from torch import Tensor
 
 from scripts.ch06_training import BOS, PAD, Batch, LabelSmoothing
 from scripts.ch07_multi30k import Example, source_ids
-from scripts.ch12_going_fast import Layout
 from scripts.ch17_small_gpt import Asked, OneStack, make_stack
 from scripts.ch18_one_stack import AfterSource, asked_pairs, stack_greedy
 from scripts.ch19_ablations import STUDY, StudyRow
@@ -25,6 +24,7 @@ from scripts.core.models import Trained
 from scripts.core.scores import corpus_bleu
 from scripts.core.settings import TrainConfig
 from scripts.fast.fast import FastPath, switches_for
+from scripts.fast.passes import FastLayout
 from scripts.fast.searching import cached_greedy
 from scripts.fast.translating import search_rows
 from scripts.studies.rows import one_run
@@ -48,7 +48,7 @@ def fast_stack_loss(
     `places` (B, T) are the tokens' positions, if they aren't 0, 1, 2, … in each row.
     """
     path = FastPath(switches_for(batch.ids.device))
-    layout = Layout(batch.ids != PAD, path.switches.packed)
+    layout = FastLayout(batch.ids != PAD, path.switches.packed)
     if places is not None:
         layout.positions = layout.rows(places)
     x = path.embed(model.embed, batch.ids, layout)  # (N, D): a row for each real token

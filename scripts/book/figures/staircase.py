@@ -38,17 +38,20 @@ def gains(reports: Mapping[str, Any], steps: Sequence[str]) -> pd.DataFrame:
 
 
 def stairs_table(record: Mapping[str, Any]) -> pd.DataFrame:
-    """Each stair's lines of code and gain; then two controls, which change nothing.
+    """Each stair's lines of code and gain, *fused parts* within the fast path, and the control.
 
-    A stair is seen if it gains in each round.
+    A gain or a loss is seen if each round has it.
     """
-    gained = gains(record["reports"], [*record["lines"]])
-    for name, same in (("the fast path, all off", "memory kept"), ("the same again", "C")):
-        gained[name] = gains(record["reports"], [same, name])[name]
+    reports, code = record["reports"], dict(record["lines"])
+    gained, within = gains(reports, [*code]), "fused parts, within scripts/fast"
+    code |= {within: code["fused parts"], "the same again": 0}
+    gained[within] = gains(reports, ["the fast path, all off", "fused parts"])["fused parts"]
+    gained["the same again"] = gains(reports, ["C", "the same again"])["the same again"]
+    cases = [(gained > 1).all(), (gained < 1).all()]
     columns = {
-        "lines": pd.Series(record["lines"]).reindex(gained.columns, fill_value=0),
+        "lines": pd.Series(code)[gained.columns],
         "gain at full size": gained.apply(spread),
-        "seen": (gained > 1).all().map({True: "yes", False: "no"}),
+        "seen": np.select(cases, ["a gain", "a loss"], "no"),
     }
     return pd.DataFrame(columns)
 
@@ -77,16 +80,17 @@ def lines_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
         base.mark_line(interpolate="step-after", color=GREY),
         base.mark_circle(size=60, color=PALETTE[0], opacity=1),
     ]
-    flat = used["speed"].pct_change() < 0.05  # near each other: labels below, one under another
-    places = [{"align": "left", "dx": -4, "dy": 2 + 14 * i} for i in range(1, flat.sum() + 1)]
-    below = [(flat & (flat.cumsum() == i), place) for i, place in enumerate(places, 1)]
+    flat = used["speed"].pct_change() < 0.05  # near each other: one label for all, below them
+    plateau = used[flat].head(1).assign(step=" · ".join(used["step"][flat]))
+    autocast = used["step"] == "autocast"
     for rows, place in (
-        (used["code"] == 0, {"align": "left", "dx": 26, "dy": -9}),  # beside the riser
-        (used["code"] == 1, {"align": "left", "dx": 6, "dy": -9}),
-        ((used["code"] > 1) & ~flat, {"align": "right", "dx": -9, "dy": -4}),
-        *below,
+        (used[used["code"] == 0], {"align": "left", "dx": 26, "dy": -9}),  # beside the riser
+        (used[used["code"] == 1], {"align": "left", "dx": 6, "dy": -9}),
+        (used[(used["code"] > 1) & ~flat & ~autocast], {"align": "right", "dx": -9, "dy": -4}),
+        (used[autocast], {"align": "right", "dx": -9, "dy": 10}),
+        (plateau, {"align": "left", "dx": -4, "dy": 16}),
     ):
-        text = alt.Chart(used[rows]).mark_text(fontSize=11, **place)
+        text = alt.Chart(rows).mark_text(fontSize=11, **place)
         layers.append(text.encode(x, y, text="step:N"))
     return titled(
         alt.layer(*layers).properties(width=560, height=360),
@@ -109,7 +113,14 @@ def memory_chart(curves: Mapping[str, Sequence[int]], logits: int) -> alt.TopLev
         for name, curve in curves.items()
     }
     frame = long(table, "loss", "done", "MiB")
-    chart = lines(frame, "done", "MiB", "loss", x_title="operations done, %", zero=True)
+    chart = lines(
+        frame,
+        "done",
+        "MiB",
+        "loss",
+        x_title="operations done, % (of each program's own)",
+        zero=True,
+    )
     chart = chart.mark_line(interpolate="step-after")
     chart.encoding.y["axis"] = alt.Axis(values=[*range(0, 161, 32)])
     return titled(
@@ -134,9 +145,9 @@ def launches_chart(stages: pd.DataFrame) -> alt.TopLevelMixin:
     """Ten kernels, launched one by one and as one recording: `stages_table`'s last two rows."""
     eager, recorded = stages["ms per step"].iloc[-2:]
     assert 9 <= eager / recorded < 10, "the title says so"
-    rows = [("recorded", "CPU launches", 0.0, eager)]
+    rows = [("recorded", "CPU launches", 0.0, recorded)]
     for i in range(10):
-        begin, end = i * eager, eager + i * recorded
+        begin, end = i * eager, (i + 1) * recorded
         rows.append(("one by one", "CPU launches", begin, begin + eager))
         rows.append(("one by one", "GPU computes", begin + eager, begin + eager + recorded))
         rows.append(("recorded", "GPU computes", end, end + recorded))
@@ -155,6 +166,5 @@ def launches_chart(stages: pd.DataFrame) -> alt.TopLevelMixin:
         "One by one, the GPU works at most a ninth of the time",
         "A scheme of ten kernels. Bar lengths: a tenth of the measured step, with and without a "
         "recording. Above, launches follow without a gap, and each kernel waits for "
-        "its own. Below, the CPU launches a recording once; how "
-        "long that takes is a guess.",
+        "its own. Below, the CPU launches once; its bar's length is a guess.",
     )
