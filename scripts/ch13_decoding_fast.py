@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §6.1 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762) |
-# | Time | 20 minutes to read, 45 with the code; a minute or two to run on a CPU |
+# | Time | 20 minutes to read, 45 with the code; two minutes to run on a CPU |
 # | Before, after | [Chapter 12 · Going fast](ch12_going_fast.ipynb) · [Chapter 14 · Leaving home](ch14_leaving_home.ipynb) |
 #
 # *If you read only three cells:* the map of *A family tree instead of copies*, `write_and_leave`, `Screen`.
@@ -67,7 +67,7 @@ torch.set_num_threads(1)
 # %% [markdown]
 # ## Searches to read, searches to run
 #
-# > **In short.** The same translations, 9 to 14 times as fast, by machine time and search. Rounding every product to 8 bits gains more, but changes some texts.
+# > **In short.** The same translations, 9 to 14 times as fast (*The sum*). Rounding every product to 8 bits gains more, but changes some texts.
 #
 # Chapters 6 and 8 wrote searches to be read. Each has a fast twin, which in double precision writes the same tokens (tests check it).
 #
@@ -186,7 +186,7 @@ for K in (2, 8, 32):
 assert gained > 1.1  # the widest
 
 # %% [markdown]
-# More in wide ones. Greedy search has no strangers, but with our loop it gains 1.15, too:
+# More in wide ones. Greedy search has no strangers, but with our loop it gains 1.1:
 
 # %%
 ways["attention in C"] = partial(search, scored, pack_at=0)
@@ -194,7 +194,7 @@ ways["attention in C"] = partial(search, scored, pack_at=0)
 # %% [markdown]
 # ## Finished sentences leave
 #
-# > **In short.** A batch goes on until its longest text ends. So let finished ones leave (a gain of 1.3, for 1.56 times fewer rows: steps and the encoder's work stay).
+# > **In short.** A batch goes on until its longest text ends. So let finished ones leave (a gain of 1.2 to 1.3, for 1.56 times fewer rows: the steps and the encoder's work remain).
 #
 # Texts of 5, 9 and 12 tokens need 26 rows of the decoder. If all stay, 36 are computed. But to take sentences out of a cache (`keep`) means to copy it. Two things keep it cheap:
 #
@@ -338,7 +338,7 @@ figures.gains_chart("blocks", gains)
 # %% [markdown]
 # For the largest alone they pay from 2,048 logits on, for 8 from 4,096, for 64 only from 32,768. With a C compiler our searches use `best_of_rows`, blocks in one pass: 6% of a beam's time (*accounts* in [the record](../results/decoding-speed.json)).
 #
-# Greedy search needs no probabilities, only the largest logit (a gain of 1.07); with blocks in place of `argmax` it gains nothing more:
+# Greedy search needs no probabilities, only the largest logit (a gain of 1.07):
 
 # %%
 ways["no probabilities"] = partial(search, lambda run, x: (run.logits(x).argmax(dim=1), None))
@@ -346,7 +346,7 @@ ways["no probabilities"] = partial(search, lambda run, x: (run.logits(x).argmax(
 # %% [markdown]
 # ## Few bits propose, a bound decides
 #
-# > **In short.** Greedy decoding wants one token, but computes exact logits for all 8,192. Compute coarse ones instead, which is cheap. Then compute exactly only the few that may be the largest, and prove that no other can be. (The whole search gains 1.06.)
+# > **In short.** Greedy decoding wants one token, but computes exact logits for all 8,192. Compute coarse ones instead, which is cheap. Then compute exactly only the few that may be the largest, and prove that no other can be. (The whole search gains 1.07.)
 #
 # The logits are a step's largest product: $x$ (N, D) with the table $W$ (V, D). In 8 bits a processor multiplies four numbers in place of one.
 #
@@ -472,7 +472,7 @@ print(f"{len(changed)} of {len(captions)} change. Two of them (source, exact, 8 
 print(*map("\n".join, changed[:2]), sep="\n\n")
 
 # %% [markdown]
-# Both were wrong before, too. `Packed8` rounds in the same way, fast. But a last digit can tip a rounding, so other texts change. `python -m scripts.translate` uses it where 8 bits are fast.
+# Both were wrong before. `Packed8` rounds in the same way, fast. A last digit can tip a rounding, so other texts may change. `python -m scripts.translate` uses it where 8 bits are fast.
 
 # %%
 model_8 = fast.made_ready(trained.model, "int8")
@@ -481,7 +481,7 @@ ways["8 bits in every product"] = partial(searching.cached_greedy, model_8, *bat
 # %% [markdown]
 # ## The sum
 #
-# > **In short.** The cache gains most, then what is done once, and 8 bits. All exact ways write the same texts.
+# > **In short.** The cache gains most, then what is done once, and 8 bits. In a beam of 4 the tree gains 1.25, our C (attention, `best_of_rows`) 1.3. All exact ways write the same texts.
 
 # %%
 beams = {

@@ -64,8 +64,8 @@ def waterfall_chart(greedy: tuple, beam: tuple) -> alt.TopLevelMixin:
     ]
     return titled(
         alt.vconcat(*charts).resolve_scale(x="independent", y="independent"),
-        f"Greedy: a cache gains {cache:.1f}, the other exact tricks {math.prod(others):.1f}, "
-        f"8 bits {eight:.1f}. A beam: its tree gains {tree:.1f}",
+        f"A cache gains {cache:.1f}, the other exact tricks {math.prod(others):.1f}, "
+        f"8 bits {eight:.1f}; in a beam the tree gains {tree:.2f}",
         "Searches for 64 captions, one thread. Each bar is one section's; it begins where the "
         "last one ends, on an axis of factors. Control: ways against themselves; a bar within it "
         "says nothing.",
