@@ -312,6 +312,15 @@ print(*sorted(f"{run['same_without_nok']:4.0%}" for run in record["runs"]))
 ACTORS = ["the object", "the true actor", "a stranger"]
 
 
+def orders(pairs: PAIRS) -> dict[str, PAIRS]:
+    """Pairs whose object comes first: as they are, with a small first letter, in usual order."""
+    return {
+        "object first": pairs,
+        "object first, small letter": [(source[0].lower() + source[1:], t) for source, t in pairs],
+        "usual order": [(usual_order(source), target) for source, target in pairs],
+    }
+
+
 def who_acts(outputs: Sequence[str], pairs: PAIRS) -> pd.DataFrame:
     """The share of outputs in which each of `ACTORS` acts, for pairs whose object comes first.
 
