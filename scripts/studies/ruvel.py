@@ -131,12 +131,17 @@ def controls(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
     repeated = {n: tuned(model, data, known + n * FIFTY, passes) for n, passes in PASSES.items()}
     rates = {lr: tuned(model, data, known + 10 * FIFTY, PASSES[10], lr) for lr in RATES}
     moved = tuned(model, data, known + 10 * MOVED[:50], PASSES[10])
+    acts = who_acts(translations(moved, MOVED[50:]), MOVED[50:]).round(3).to_dict("index")
     return {
         "case": {n: case_scores(random_split, seed, epochs=n) for n in EPOCHS},
         "another draw": case_scores(another_draw, seed),
         "repeats": {n: shares(after, old, ASKED) for n, after in repeated.items()},
         "mixed, by rate": {lr: shares(after, val, UNSCORED[:100]) for lr, after in rates.items()},
-        "object first": {"exact": exact(moved, MOVED[50:]), "old": exact(moved, old)},
+        "object first": {
+            "exact": exact(moved, MOVED[50:]),
+            "old": exact(moved, old),
+            "who acts": acts,
+        },
     }
 
 
