@@ -158,7 +158,7 @@ def mistakes(outputs: Sequence[str], pairs: PAIRS) -> Counter[str]:
 
 
 def named(outputs: Sequence[str], pairs: PAIRS) -> dict[str, float]:
-    """The shares of outputs that name the object and the true actor, where the object is a thing."""
+    """The shares of outputs that name the object and the true actor, if the object is a thing."""
     rows = [(nouns_of(out), nouns_of(ref)) for out, (_, ref) in zip(outputs, pairs, strict=True)]
     rows = [(nouns, *ref[:2]) for nouns, ref in rows if ref[1] in nouns_of(THINGS)]
     counts = {
