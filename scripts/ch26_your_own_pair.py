@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 26 · Your own pair
 #
-# After this chapter you can turn a file of sentence pairs into a translator with a score, and a web page to try it. You can find out what it can't do, and mend half of one such failure with fifty sentences.
+# After this chapter you can turn a file of sentence pairs into a translator with a score and a web page, find out what it can't do, and mend half of one such failure with fifty sentences.
 #
 # | | |
 # |---|---|
@@ -70,7 +70,7 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # make living MODEL=runs/ruvel                                        # a page that translates
 # ```
 #
-# `ruvel.tsv` has a source, a tab and a target on each line. Two files do as well: `--source a.txt --target b.txt`. We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
+# `ruvel.tsv` has a source, a tab and a target on each line. We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
 #
 # ## A language that nobody speaks
 #
@@ -139,7 +139,7 @@ print(report_text(own.report))
 #
 # > **In short.** A test sentence with a twin in training asks what the model remembers.
 #
-# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order, with another number. **Your turn.** Write what they share. `letters_only(text)` helps: it replaces all but letters by spaces. It keeps the vowel signs of Hindi, which `\w` would lose. And it writes é, which may be one sign or two, in one way.
+# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order. **Your turn.** Write what they share. `letters_only(text)` helps: it replaces all but letters by spaces. It keeps the vowel signs of Hindi, and writes é, which may be two signs, in one way.
 
 
 # %% tags=["yours"]
@@ -239,7 +239,7 @@ def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
 
 
 # %% [markdown]
-# Our grammar writes only one translation, so we can count exact ones. We cut by place: the last 200 pairs are the test set. Two of them have a twin in training; that is worth at most one point. **Predict.** How many of the 200 will be exactly right?
+# Our grammar writes one translation, so we count exact ones. The test set is the last 200 pairs, cut by place; two have a twin in training, worth at most one point. **Predict.** How many of the 200 will be exactly right?
 
 
 # %%
@@ -275,7 +275,7 @@ ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok bi
 print(*fast_translate(model, ASKED), sep="\n")
 
 # %% [markdown]
-# Ask your own ([the grammar](../scripts/corpora/invented.py) lists all words). Now two hundred negations.
+# Ask your own ([all words](../scripts/corpora/invented.py)). Now two hundred negations.
 
 
 # %%
@@ -290,29 +290,20 @@ assert says_not(translations(model, negated)) == exact(model, negated) == 0
 print(data.tokenizer.pieces("nok"))
 
 # %% [markdown]
-# None comes out right; not one output of eight seeds holds a *not*. How could it? No English sentence in training has *not*, *do* or *did*. Nor is there an alarm: `nok` is cut into two known pieces. Does it change anything? **Instrument.** Delete `nok` from the sources, and compare. The shares of outputs that stay the same, for eight seeds:
+# None comes out right; no output of eight seeds holds a *not*. No English sentence in training has one. Nor is there an alarm: `nok` is cut into two known pieces. Does it change anything? **Instrument.** Delete `nok`, and compare. The shares of outputs that stay the same, for eight seeds:
 
 # %%
 record = load_record("ruvel")
 print(*sorted(f"{run['same_without_nok']:4.0%}" for run in record["runs"]))
 
 # %% [markdown]
-# With seven seeds `nok` changes nothing in most outputs; with one it changes nearly all. Then it changes other words: seed 1 makes *The horse sleeps in the forest* of *Goral vosta sil nok kelel*, and without `nok` *The horse sang in the forest* ([record](../results/ruvel-causes.json)).
+# With seven seeds `nok` changes nothing in most outputs; with one it changes nearly all. It changes other words: with `nok` the horse that sang in the forest *sleeps* there ([record](../results/ruvel-causes.json), seed 1).
 #
-# With the object first, two outputs of a hundred are right. **Experiment.** Who acts in them: the object, the true actor, or a stranger, who isn't in the sentence? The control has the same words in the usual order: if it fails, too, the order isn't to blame. **Predict.** Who acts if the object is a being, and who if it is a thing?
+# With the object first, two outputs of a hundred are right. **Experiment.** Who acts in them: the object, the true actor, or a stranger, who isn't in the sentence? The control has the same words in the usual order. **Predict.** Who acts if the object is a being, and who if it is a thing?
 
 
 # %%
 ACTORS = ["the object", "the true actor", "a stranger"]
-
-
-def orders(pairs: PAIRS) -> dict[str, PAIRS]:
-    """Pairs whose object comes first: as they are, with a small first letter, in usual order."""
-    return {
-        "object first": pairs,
-        "object first, small letter": [(source[0].lower() + source[1:], t) for source, t in pairs],
-        "usual order": [(usual_order(source), target) for source, target in pairs],
-    }
 
 
 def who_acts(outputs: Sequence[str], pairs: PAIRS) -> pd.DataFrame:
@@ -333,23 +324,28 @@ def who_acts(outputs: Sequence[str], pairs: PAIRS) -> pd.DataFrame:
 
 
 # %%
-variants = orders(ruvel_pairs(200, construction="object first"))
-most = {order: who_acts(translations(model, p), p).idxmax(axis=1) for order, p in variants.items()}
-pd.DataFrame(most)[["object first", "usual order"]]  # who acts most often
+object_first = ruvel_pairs(200, construction="object first")
+usual = [(usual_order(source), target) for source, target in object_first]
+acting = [
+    who_acts(translations(model, pairs), pairs).idxmax(axis=1) for pairs in (object_first, usual)
+]
+pd.DataFrame(acting, index=["object first", "usual order"])  # who acts most often
 
 # %% [markdown]
-# Between beings the place decides, not the ending: the object acts in 87 to 94% of the outputs of eight models. A thing can't act. So if one comes first, does the model give up, and a stranger acts?
+# Between beings the place decides, not the ending: the object acts in 87 to 94% of the outputs of eight models. If a thing comes first, a stranger acts in 82 to 93%. In the usual order 97 to 100% are right. So the order brings the stranger?
 #
-# Look again at the control. It changed two things: *Kurette kareb misel vitel* became *Kareb misel kurette vitel*. The basket moved, and lost its capital letter. No sentence in training begins with a thing.
+# Our control changed two things. *Kurette lirel piri viten* became *Lirel piri kurette viten*: the basket moved, and lost its capital letter. In training no sentence begins with a thing.
 
 # %%
 print(data.tokenizer.pieces("Kurette"), data.tokenizer.pieces("kurette"))
 assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns_of(THINGS)}
 
 # %% [markdown]
-# **Experiment.** Change one thing: the first letter becomes small, and the order stays. **Predict.** Does the stranger go?
+# **Experiment.** Change one thing: the first letter becomes small, the order stays. **Predict.** Does the stranger go?
 
 # %%
+small = [(source[0].lower() + source[1:], target) for source, target in object_first]
+assert who_acts(translations(model, small), small)["a stranger"]["a thing"] < 0.5
 causes = load_record("ruvel-causes")["runs"]
 actors_chart(causes)
 
@@ -357,9 +353,11 @@ actors_chart(causes)
 pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]  # of a recorded run
 
 # %% [markdown]
-# TODO
+# Most strangers came by the capital letter: with a small one they act in 14 to 33%. `▁K`, `u`, `ret` are no basket; only 1 to 7% of the outputs name the thing, and with the small letter 76 to 96%. In the usual order, too, a capital hides it: then 16 to 35% are right.
 #
-# Why doesn't the model trust the ending? Half of the objects in training had none. We gave every one its ending, and trained again: between beings the first one still acts, in 87 to 100% of the outputs ([record](../results/ruvel-endings.json)). Place and ending always agreed, so no sentence in training shows that the ending is what counts.
+# The order does the rest: the basket is read, but the true actor acts in only 6 to 38%.
+#
+# Why doesn't the model trust the ending? Half of the objects in training had none. We trained again with endings on all: between beings the first still acts, in 87 to 100% ([record](../results/ruvel-endings.json)). Place and ending always agreed: no sentence shows that the ending counts.
 #
 # ## Fifty sentences
 #
@@ -371,7 +369,7 @@ pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]  # of a recorded ru
 # - *fifty others*: the control, as new and few, without negations,
 # - *mixed*: the same fifty negations ten times each, among the 1,700 pairs that the model knows.
 #
-# **Predict.** After which does the model say *not*? After which does it still translate the old test set? We also ask *mixed* our two sentences again.
+# **Predict.** After which does the model say *not*? After which does it still translate the old test set? We also ask *mixed* our two sentences.
 
 
 # %%
@@ -411,9 +409,9 @@ assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
 tuning_chart(record["runs"], causes)
 
 # %% [markdown]
-# The chart has eight seeds. *Fifty negations* teach: nearly all outputs say *not*, and 56% are right. But the model learns to negate where nothing is negated: of its outputs for *old* sentences 35 to 83% say *not*. Only 16% of the old sentences stay right. With 50 passes, as often as *mixed* shows each, TODO% do, and TODO% of the negations are right. Any fifty do much of this harm: after *fifty others* 44% stay right. But that model never says *not*.
+# *Fifty negations* teach: with eight seeds, 56% are right. But the model negates what isn't negated: of its outputs for *old* sentences 35 to 83% say *not*, and only 16% are right. With 50 passes, as often as *mixed* shows each, 53% are, and 48% of the negations. Any fifty do harm: after *fifty others* 44% stay right, without a single *not*.
 #
-# *Mixed*, the fifty cost hardly anything: 96.5 to 98.5% of the old sentences are right, 97.0 to 98.5 before. Of the negations 48% are right. Of the wrong ones 53 to 67% have a wrong verb or form, and 24 to 43% *does* for *did*; some have both ([three seeds](../results/ruvel-causes.json)).
+# *Mixed*, the fifty cost hardly anything: 96.5 to 98.5% of the old sentences are right, 97.0 to 98.5 before. Of the negations 48% are right, too; of the wrong ones 53 to 67% have a wrong verb or form ([three seeds](../results/ruvel-causes.json)).
 #
 # How many copies of the fifty must be among the 1,700? **Predict.** Which comes first: a *not*, or a right sentence?
 
@@ -421,7 +419,7 @@ tuning_chart(record["runs"], causes)
 repeats_chart(load_record("ruvel-controls")["runs"])
 
 # %% [markdown]
-# The *not*: with two copies TODO% of the outputs have it, but TODO% are right; with ten, TODO%. The old sentences stay at TODO to TODO%.
+# The *not*: with two copies 96% of the outputs have it, but 25% are right; with ten, 51%. The old sentences stay at 97 to 98%.
 #
 # On the command line:
 #
@@ -434,13 +432,13 @@ repeats_chart(load_record("ruvel-controls")["runs"])
 # python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
 # ```
 #
-# `--from` takes the fifty ten times each, and keeps out of training what judged the model. `valid.tsv`, which chooses the epoch, has sentences of both kinds. The last command shows what was forgotten: nothing, in our one run ([record](../results/ruvel-commands.json)). Of the old test set 98% are right before and after; of `asked.tsv` none before, and 53% after.
+# `--from` takes the fifty ten times each, and keeps out of training what judged the model. `valid.tsv` chooses the epoch. In our one run ([record](../results/ruvel-commands.json)) nothing was forgotten: of the old test set 98% are right before and after; of `asked.tsv` none before, and 53% after.
 #
-# `--from` takes the rate 4e-3, twice that of the training and the highest that we tried. With each of three seeds it gets more of 200 other negations right than 2e-3 and 1e-3 ([record](../results/ruvel-rates.json)). Our 2e-3 above was chosen on the test sets, with seed 1. On 100 other negations 4e-3 is better: TODO to TODO% in place of TODO to TODO ([record](../results/ruvel-controls.json)).
+# `--from` takes the rate 4e-3, twice that of the training. With three seeds it gets more of 200 other negations right than 2e-3 and 1e-3 ([record](../results/ruvel-rates.json)). Our 2e-3 above was chosen on the test sets, with seed 1. On 100 others 4e-3 has 56 to 66%, and 2e-3 49 to 52 ([record](../results/ruvel-controls.json)).
 #
 # ## Case · A score above 90
 #
-# **Symptom.** A corpus of 900 pairs, split at random. The model has over 90 BLEU on its test set; on its users' sentences we measure 65.
+# **Symptom.** A corpus of 900 pairs, split at random. The model has over 90 BLEU on its test set, and 65 on users' sentences. Three pairs:
 
 
 # %%
@@ -488,7 +486,7 @@ assert by_chance["its test set"] > 85 > 75 > max(by_chance["fresh"], by_groups["
 pd.DataFrame(record["runs"][0]["case"]).T  # BLEU of a recorded run
 
 # %% [markdown]
-# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences. After the honest split they have 48 to 58 on their test set (33 different sentences, a hard draw; another has TODO to TODO), and 57 to 65 on fresh sentences. So the fresh sentences aren't harder. It isn't overfitting either: with 8 epochs in place of 20, fresh sentences have 21 to 30 BLEU; with 40, they have 70 to 74 ([three seeds](../results/ruvel-controls.json)).
+# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences; the honest split's have 48 to 58 (33 different sentences, a hard draw: another has 58 to 63) and 57 to 65. So the fresh sentences aren't harder. It isn't overfitting either: with 8 epochs in place of 20 they have 21 to 30 BLEU, with 40 70 to 74 ([three seeds](../results/ruvel-controls.json)).
 #
 # ## What more pairs give
 #
@@ -502,12 +500,11 @@ frame = size_frame(sizes, [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3
 sizes_chart(frame)
 
 # %% [markdown]
-# With 1,000 pairs *by size* has 17.6 BLEU, and *one for all* 8.0. Most of the gain is due to longer training: *longer* has 16.5. These runs don't part the passes from the schedule of the rate: *one for all* takes at most 198 steps, all within its warm-up of 400. With 3,000 pairs *longer* (25.5) is even better than *by size*, but takes three times as long. With 10,000 pairs *by size* is one run.
+# With 1,000 pairs *by size* has 17.6 BLEU, *one for all* 8.0. Most of the gain is due to longer training: *longer* has 16.5. (Passes and rate change together here: *one for all* takes at most 198 steps, all within its warm-up of 400.)
 #
 # | pairs | |
 # |---|---|
-# | 1,000 to 3,000 | collect more (Tatoeba, OPUS); fine-tune a pretrained model (OPUS-MT; or NLLB, not for commerce) |
-# | 10,000 | test each construction; add sentences for those that fail |
+# | 1,000 to 3,000 | collect more (Tatoeba, OPUS); fine-tune a pretrained model (OPUS-MT) |
 # | 29,000 | train on other models' translations (chapter 21) |
 #
 # **What not to expect.** 1,700 pairs have nearly every word of Ruvel many times; those of a real language don't.
@@ -524,7 +521,7 @@ sizes_chart(frame)
 # ## Summary
 #
 # - Look at the pairs. Keep near-copies of held-out sentences out of training.
-# - A test set like the training set can't show what both lack. Ask for constructions one by one.
+# - A test set like the training set can't show what both lack. Ask for constructions one by one, and change one thing at a time.
 # - Fifty sentences halved the failures of one construction; with the object first, 2% became 12 to 27% (exercise 3). Mix them with old ones, and measure what is forgotten.
 #
 # ## What the paper did that we don't
@@ -539,7 +536,7 @@ sizes_chart(frame)
 #
 # *code · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# Write `unknown_words(text, sources)`, the words of a text (numbers aren't words) that no training source has. (`solution("unknown_words")` shows ours.) Which of the two constructions would it have caught?
+# Write `unknown_words(text, sources)`, the words of a text (numbers aren't words) that no training source has (`solution("unknown_words")` shows ours). Which of the two constructions would it have caught?
 
 
 # %%
@@ -553,7 +550,7 @@ check(unknown_words)
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# The negation, by `nok`. Hardly the object that comes first: only `minerete` is new, in 4 of 200 sentences.
+# The negation, by `nok`. Hardly the object that comes first: only `minerete` is new, in 4 of 200 sentences; a capital letter doesn't count.
 #
 # </details>
 #
@@ -561,7 +558,7 @@ check(unknown_words)
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is more than `factor` times the median ratio, or less than the median divided by `factor`. (`solution("odd_lengths")` shows ours.)
+# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is more than `factor` times the median ratio, or less than the median divided by `factor` (`solution("odd_lengths")`).
 
 
 # %%
@@ -577,11 +574,11 @@ check(odd_lengths)
 #
 # *project · difficulty ●●○ · worth ●●● · 30 minutes*
 #
-# Can fifty sentences teach the model to believe the endings? Take `ruvel_pairs(50, construction="object first")`, mix them as above, and predict: how many of 200 new ones will be right, and what happens to the old test set?
+# Can fifty sentences teach the model to believe the endings? Take `ruvel_pairs(50, construction="object first")`, mix them as above, and predict: how many of 200 new ones will be right, and who acts in them?
 #
 # <details><summary>What happens</summary>
 #
-# [Three seeds](../results/ruvel-controls.json): mixed, 12 to 27% of the new ones were right, in place of 2, and 93.5 to 95% of the old ones.
+# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, in place of 2, and 93.5 to 95% of the old test set. After a thing the true actor acts in 98 to 100%; but between beings the first still acts in 63 to 77%. Both have the ending, so it isn't the ending that the model believes.
 #
 # </details>
 #

@@ -39,7 +39,6 @@ from scripts.ch26_your_own_pair import (
     exact,
     fitted,
     honest_split,
-    orders,
     random_split,
     ruvel_corpus,
     shares,
@@ -56,6 +55,7 @@ from scripts.corpora.invented import (
     nouns_of,
     rows,
     ruvel_pairs,
+    usual_order,
     with_ending,
 )
 from scripts.corpora.splits import BESIDE, load_pairs
@@ -155,6 +155,13 @@ def mistakes(outputs: Sequence[str], pairs: PAIRS) -> Counter[str]:
             counts["does for did"] += helper == "did" and "does not" in output
             counts["another verb or form"] += not re.search(rf"not {verb}\b", output)
     return counts
+
+
+def orders(pairs: PAIRS) -> dict[str, PAIRS]:
+    """Pairs whose object comes first: as they are, with a small first letter, in usual order."""
+    small = [(source[0].lower() + source[1:], target) for source, target in pairs]
+    usual = [(usual_order(source), target) for source, target in pairs]
+    return {"object first": pairs, "object first, small letter": small, "usual order": usual}
 
 
 def named(outputs: Sequence[str], pairs: PAIRS) -> dict[str, float]:
