@@ -267,7 +267,7 @@ assert with_twins(data.corpus["train"], old) == 2 / 200 and exact(model, old) > 
 # - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
 # - **The object first.** *Tivente havo limen*: the ending says who is heard, so it's the dog who hears the bird.
 #
-# We ask for the sentence of our first picture, without and with `nok`. **Predict.** What will the model make of a word that it has never seen?
+# We ask for the sentence of our first picture, without and with `nok`. **Predict.** What will the model make of a word never seen?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -353,9 +353,9 @@ actors_chart(causes)
 pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]  # of a recorded run
 
 # %% [markdown]
-# Most strangers came by the capital letter: with a small one they act in 14 to 33%. `▁K`, `u`, `ret` are no basket; only 1 to 7% of the outputs name the thing, and with the small letter 76 to 96%. In the usual order, too, a capital hides it: then 16 to 35% are right.
+# The capital letter brought most strangers: with a small one they act in 14 to 33%. `▁K`, `u`, `ret` are no basket: 1 to 7% of the outputs name the thing, and with the small letter 76 to 96%. In the usual order, too, a capital hides it: only 16 to 35% are right.
 #
-# The order does the rest: the basket is read, but the true actor acts in only 6 to 38%.
+# The order does the rest. Now the basket is read, but the true actor acts in only 6 to 38%.
 #
 # Why doesn't the model trust the ending? Half of the objects in training had none. We trained again with endings on all: between beings the first still acts, in 87 to 100% ([record](../results/ruvel-endings.json)). Place and ending always agreed: no sentence shows that the ending counts.
 #
@@ -367,7 +367,7 @@ pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]  # of a recorded ru
 #
 # - *fifty negations* alone,
 # - *fifty others*: the control, as new and few, without negations,
-# - *mixed*: the same fifty negations ten times each, among the 1,700 pairs that the model knows.
+# - *mixed*: the same fifty negations ten times each, among the 1,700 known pairs.
 #
 # **Predict.** After which does the model say *not*? After which does it still translate the old test set? We also ask *mixed* our two sentences.
 
@@ -432,9 +432,9 @@ repeats_chart(load_record("ruvel-controls")["runs"])
 # python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
 # ```
 #
-# `--from` takes the fifty ten times each, and keeps out of training what judged the model. `valid.tsv` chooses the epoch. In our one run ([record](../results/ruvel-commands.json)) nothing was forgotten: of the old test set 98% are right before and after; of `asked.tsv` none before, and 53% after.
+# `--from` takes the fifty ten times each, and keeps out of training what judged the model. `valid.tsv` chooses the epoch. In our one run ([record](../results/ruvel-commands.json)) 98% of the old test set are right before and after; of `asked.tsv` none before, 53% after.
 #
-# `--from` takes the rate 4e-3, twice that of the training. With three seeds it gets more of 200 other negations right than 2e-3 and 1e-3 ([record](../results/ruvel-rates.json)). Our 2e-3 above was chosen on the test sets, with seed 1. On 100 others 4e-3 has 56 to 66%, and 2e-3 49 to 52 ([record](../results/ruvel-controls.json)).
+# `--from` takes the rate 4e-3, twice that of the training. With three seeds it gets more of 200 other negations right than 2e-3 and 1e-3 ([record](../results/ruvel-rates.json)). Our 2e-3 above was chosen on the test sets, with seed 1. On 100 other negations 4e-3 has 56 to 66%, and 2e-3 49 to 52 ([record](../results/ruvel-controls.json)).
 #
 # ## Case · A score above 90
 #
@@ -486,7 +486,7 @@ assert by_chance["its test set"] > 85 > 75 > max(by_chance["fresh"], by_groups["
 pd.DataFrame(record["runs"][0]["case"]).T  # BLEU of a recorded run
 
 # %% [markdown]
-# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences; the honest split's have 48 to 58 (33 different sentences, a hard draw: another has 58 to 63) and 57 to 65. So the fresh sentences aren't harder. It isn't overfitting either: with 8 epochs in place of 20 they have 21 to 30 BLEU, with 40 70 to 74 ([three seeds](../results/ruvel-controls.json)).
+# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences; the honest split's 48 to 58 (33 different sentences, a hard draw: another has 58 to 63) and 57 to 65. So the fresh sentences aren't harder. It isn't overfitting either: with 8 epochs in place of 20 they have 21 to 30 BLEU, with 40, 70 to 74 ([three seeds](../results/ruvel-controls.json)).
 #
 # ## What more pairs give
 #
