@@ -86,7 +86,7 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # | after it, `-ta`, `-te` | a definite object: `havota`, the dog; without it, a dog |
 # | in its place, `-ka`, `-ke` | the receiver: `havoka`, to the dog |
 # | a verb's `-an`, `-en`; `-al`, `-el` | present; past: `makan`, sees; `makal`, saw |
-# | which of the two | by the word's last vowel: the one with a after a, o, u; with e after e, i |
+# | which of the two | by the word's last vowel: the one with a after a, o, u; the other after e, i |
 # | `sil`, `mur`, `tena` | in, behind, near, *after* the noun: `hamur sil`, in the house |
 #
 # **Predict.** `aleni` girl, `goral` horse, `velis` apple, `bir-` bring. What is *Aleni goralka gura velisre birel*?
@@ -434,7 +434,7 @@ repeats_chart(load_record("ruvel-controls")["runs"])
 #
 # `--from` takes the fifty ten times each, and keeps out of training what judged the model. `valid.tsv` chooses the epoch. In our one run ([record](../results/ruvel-commands.json)) 98% of the old test set are right before and after; of `asked.tsv` none before, 53% after.
 #
-# `--from` takes the rate 4e-3, twice that of the training. With three seeds it gets more of 200 other negations right than 2e-3 and 1e-3 ([record](../results/ruvel-rates.json)). Our 2e-3 above was chosen on the test sets, with seed 1. On 100 other negations 4e-3 has 56 to 66%, and 2e-3 49 to 52 ([record](../results/ruvel-controls.json)).
+# `--from` takes the rate 4e-3, twice that of `scripts.train`. With three seeds it gets more of 200 other negations right than 2e-3 and 1e-3 ([record](../results/ruvel-rates.json)). Our 2e-3 above was chosen on the test sets, with seed 1. On 100 other negations 4e-3 has 56 to 66%, and 2e-3 49 to 52 ([record](../results/ruvel-controls.json)).
 #
 # ## Case · A score above 90
 #
