@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 26 · Your own pair
 #
-# After this chapter you can turn a file of sentence pairs into a translator with a score and a page, find out what it can't do, and mend half of one such failure with fifty sentences.
+# After this chapter you can turn a file of sentence pairs into a translator with a score and a web page, find out what it can't do, and mend half of one such failure with fifty sentences.
 #
 # | | |
 # |---|---|
@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 45 with the code; a minute or two to run on a CPU |
 # | Before | [Chapter 25 · All of it on one page](ch25_one_page.ipynb) |
 #
-# *If you read only three cells:* the report of *Look before you train*, the chart of *Where it fails*, the first of *Fifty sentences*.
+# *If you read only three cells:* the report of *Look before you train*, the four sentences of *Where it fails*, the first chart of *Fifty sentences*.
 
 # %% tags=["bootstrap"]
 import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
@@ -46,7 +46,7 @@ import pandas as pd
 from scripts.book.charts import titled
 from scripts.book.exercises import check
 from scripts.book.figures.own_pair import actors_chart, alignment, repeats_chart, tuning_chart
-from scripts.book.figures.training import size_choices, size_frame, sizes_chart
+from scripts.book.figures.training import size_frame, sizes_chart
 from scripts.book.records import load_record
 from scripts.ch09_training_run import Run
 from scripts.core.data import TrainingData, prepare, with_pairs
@@ -66,11 +66,11 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 #
 # ```bash
 # python -m scripts.corpora.inspect --pairs ruvel.tsv                 # what is in the file
-# python -m scripts.train --pairs ruvel.tsv --languages qru-en        # runs/ruvel: model, score, card
+# python -m scripts.train --pairs ruvel.tsv --languages qru-en        # runs/ruvel: the model, its score
 # make living MODEL=runs/ruvel                                        # a page that translates
 # ```
 #
-# `ruvel.tsv` has a source, a tab and a target on each line. Two files do as well: `--source a.txt --target b.txt`. We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
+# `ruvel.tsv` has a source, a tab and a target on each line. We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
 #
 # ## A language that nobody speaks
 #
@@ -83,10 +83,10 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # | order | who, where, to whom, what, and last the verb |
 # | an adjective | follows its noun: `havo gura`, the big dog |
 # | a noun's `-ra`, `-re` | plural: `havora`, the dogs |
-# | then `-ta`, `-te` | a definite object: `havota`, the dog; without it, a dog |
-# | or `-ka`, `-ke` | the receiver: `havoka`, to the dog |
+# | after it, `-ta`, `-te` | a definite object: `havota`, the dog; without it, a dog |
+# | in its place, `-ka`, `-ke` | the receiver: `havoka`, to the dog |
 # | a verb's `-an`, `-en`; `-al`, `-el` | present; past: `makan`, sees; `makal`, saw |
-# | a or e | as the word's last vowel: a after a, o, u; e after e, i |
+# | which of the two | by the word's last vowel: the one with a after a, o, u; the other after e, i |
 # | `sil`, `mur`, `tena` | in, behind, near, *after* the noun: `hamur sil`, in the house |
 #
 # **Predict.** `aleni` girl, `goral` horse, `velis` apple, `bir-` bring. What is *Aleni goralka gura velisre birel*?
@@ -133,13 +133,13 @@ with TemporaryDirectory() as folder:
 print(report_text(own.report))
 
 # %% [markdown]
-# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. Lines 200 and 400 go on a guess: a name may equal its translation. The other four stay: a wrong guess would delete your work.
+# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. For lines 200 and 400 that is a guess (a name may equal its translation): look at them. The other four can be mended by hand, so they stay. Swap line 600 yourself.
 #
 # ## What may be held out
 #
 # > **In short.** A test sentence with a twin in training asks what the model remembers.
 #
-# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order, with another number. **Your turn.** Write what they share. `letters_only(text)` helps: it replaces all but letters by spaces. It keeps the vowel signs of Hindi, which `\w` would lose. And it writes é, which may be one sign or two, in one way.
+# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order. **Your turn.** Write what they share. `letters_only(text)` helps: it replaces all but letters by spaces. It keeps the vowel signs of Hindi, and writes é, which may be two signs, in one way.
 
 
 # %% tags=["yours"]
@@ -210,19 +210,14 @@ LEARNER = TrainConfig(
 )  # fmt: skip
 
 
-class ShortRun(Run):
-    """A training that isn't validated after each epoch."""
-
-    def end_epoch(self) -> None:
-        self.epoch, self.done = self.epoch + 1, 0  # the next epoch; none of its steps is done
-
-
 def fitted(config: TrainConfig, data: TrainingData, start: Trained | None = None) -> Trained:
-    """Train on `data` as `config` says, from new weights or from those of `start`."""
-    run = ShortRun(config, data)
+    """Train on `data` as `config` says, from new weights or those of `start`; without validation."""
+    run = Run(config, data)
     if start:
         run.model.load_state_dict(start.model.state_dict())
-    run.fit()
+    for epoch in range(1, config.epochs + 1):
+        run.epoch, run.done = epoch, 0  # none of its steps is done
+        run.train_epoch()
     run.model.eval()
     return run.trained
 
@@ -244,7 +239,7 @@ def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
 
 
 # %% [markdown]
-# Our grammar writes only one translation, so we can count exact ones. The last 200 pairs are the test set; two of them have a twin in training, worth at most one point. **Predict.** How many of the 200 will be exactly right?
+# Our grammar writes one translation, so we count exact ones. The test set is the last 200 pairs, cut by place; two have a twin in training, worth at most one point. **Predict.** How many of the 200 will be exactly right?
 
 
 # %%
@@ -258,8 +253,7 @@ def ruvel_corpus(construction: str = "plain") -> dict[str, PAIRS]:
 data = prepare(LEARNER, ruvel_corpus())
 model = fitted(LEARNER, data)
 old = data.corpus["test"]
-assert with_twins(data.corpus["train"], old) == 2 / 200
-assert greedy_bleu(model, old) > 96 and exact(model, old) > 0.9
+assert with_twins(data.corpus["train"], old) == 2 / 200 and exact(model, old) > 0.9
 
 # %% [markdown]
 # Nearly all are: with eight seeds 97.0 to 98.5% ([record](../results/ruvel.json)).
@@ -273,7 +267,7 @@ assert greedy_bleu(model, old) > 96 and exact(model, old) > 0.9
 # - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
 # - **The object first.** *Tivente havo limen*: the ending says who is heard, so it's the dog who hears the bird.
 #
-# We ask for the sentence of our first picture, without and with `nok`. **Predict.** What will the model make of a word that it has never seen?
+# We ask for the sentence of our first picture, without and with `nok`. **Predict.** What will the model make of a word never seen?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -281,7 +275,7 @@ ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok bi
 print(*fast_translate(model, ASKED), sep="\n")
 
 # %% [markdown]
-# Ask your own ([the grammar](../scripts/corpora/invented.py) lists all words). Now two hundred negations.
+# Ask your own ([all words](../scripts/corpora/invented.py)). Now two hundred negations.
 
 
 # %%
@@ -296,16 +290,16 @@ assert says_not(translations(model, negated)) == exact(model, negated) == 0
 print(data.tokenizer.pieces("nok"))
 
 # %% [markdown]
-# None comes out right; not one output of eight seeds holds a *not*. How could it? No English sentence in training has *not*, *do* or *did*. Nor is there an alarm: `nok` is cut into two known pieces. Does it change anything? **Instrument.** Delete `nok` from the sources, and compare. The shares of outputs that stay the same, for eight seeds:
+# None comes out right; no output of eight seeds holds a *not*. No English sentence in training has one. Nor is there an alarm: `nok` is cut into two known pieces. Does it change anything? **Instrument.** Delete `nok`, and compare. The shares of outputs that stay the same, for eight seeds:
 
 # %%
 record = load_record("ruvel")
 print(*sorted(f"{run['same_without_nok']:4.0%}" for run in record["runs"]))
 
 # %% [markdown]
-# Mostly `nok` changes nothing. Else it changes other words: seed 1 makes *The horse sleeps in the forest* of *Goral vosta sil nok kelel*, and without `nok` *The horse sang in the forest* ([record](../results/ruvel-causes.json)).
+# With seven seeds `nok` changes nothing in most outputs; with one it changes nearly all. It changes other words: with `nok` the horse that sang in the forest *sleeps* there ([record](../results/ruvel-causes.json), seed 1).
 #
-# With the object first, two outputs of a hundred are right. **Experiment.** Who acts in them: the object, the true actor, or a stranger, who isn't in the sentence? The control has the same words in the usual order: if it fails, too, the order isn't to blame. **Predict.** Who acts if the object is a being, and who if it is a thing?
+# With the object first, two outputs of a hundred are right. **Experiment.** Who acts in them: the object, the true actor, or a stranger, who isn't in the sentence? The control has the same words in the usual order. **Predict.** Who acts if the object is a being, and who if it is a thing?
 
 
 # %%
@@ -332,39 +326,50 @@ def who_acts(outputs: Sequence[str], pairs: PAIRS) -> pd.DataFrame:
 # %%
 object_first = ruvel_pairs(200, construction="object first")
 usual = [(usual_order(source), target) for source, target in object_first]
-moved, control = (who_acts(translations(model, pairs), pairs) for pairs in (object_first, usual))
-assert moved.loc["a being", "the object"] > 0.6 and moved.loc["a thing", "a stranger"] > 0.6
-assert control["the true actor"].min() > 0.9
+acting = [
+    who_acts(translations(model, pairs), pairs).idxmax(axis=1) for pairs in (object_first, usual)
+]
+pd.DataFrame(acting, index=["object first", "usual order"])  # who acts most often
+
+# %% [markdown]
+# Between beings the place decides, not the ending: the object acts in 87 to 94% of the outputs of eight models. If a thing comes first, a stranger acts in 82 to 93%. In the usual order 97 to 100% are right. So the order brings the stranger?
+#
+# Our control changed two things. *Kurette lirel piri viten* became *Lirel piri kurette viten*: the basket moved, and lost its capital letter. In training no sentence begins with a thing.
+
+# %%
+print(data.tokenizer.pieces("Kurette"), data.tokenizer.pieces("kurette"))
+assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns_of(THINGS)}
+
+# %% [markdown]
+# **Experiment.** Change one thing: the first letter becomes small, the order stays. **Predict.** Does the stranger go?
+
+# %%
+small = [(source[0].lower() + source[1:], target) for source, target in object_first]
+assert who_acts(translations(model, small), small)["a stranger"]["a thing"] < 0.5
 causes = load_record("ruvel-causes")["runs"]
 actors_chart(causes)
 
 # %%
-outputs = pd.DataFrame(causes[0]["outputs"])  # of a recorded run
-outputs[outputs["source"].str.match(r"\w+te ")]
+pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]  # of a recorded run
 
 # %% [markdown]
-# Between beings the place decides, not the ending: the object acts in 87 to 94% of the outputs. A thing never acted in training: if one comes first, a stranger acts in 82 to 93% (with seed 1 mostly a dog). In the usual order 97 to 100% are right, so the model knows these words and endings.
+# The capital letter brought most strangers: with a small one they act in 14 to 33%. `▁K`, `u`, `ret` are no basket: 1 to 7% of the outputs name the thing, and with the small letter 76 to 96%. In the usual order, too, a capital hides it: only 16 to 35% are right.
 #
-# Why doesn't it trust the ending? In training the place always told who acts, but half of the objects had no ending. **Experiment.** Give every object in training its ending. **Predict.** Which does the model trust then? The shares of outputs in which the being that comes first still acts, for eight seeds:
-
-# %%
-endings = load_record("ruvel-endings")["runs"]
-print(*sorted(f"{run['who acts']['a being']['the object']:4.0%}" for run in endings))
-
-# %% [markdown]
-# The place still decides, in 87 to 100% of the outputs ([record](../results/ruvel-endings.json)): the missing endings aren't the reason. Place and ending always agreed, so no sentence in training shows that the ending is what counts.
+# The order does the rest. Now the basket is read, but the actor gets lost: 9 to 48% name it.
+#
+# Why doesn't the model trust the ending? Half of the objects in training had none. We trained again with endings on all: between beings the first still acts, in 87 to 100% ([record](../results/ruvel-endings.json)). Place and ending always agreed: no sentence shows that the ending counts.
 #
 # ## Fifty sentences
 #
 # > **In short.** Training goes on with sentences that show what the model lacks. What does it forget?
 #
-# *Fine-tuning* begins with a model's weights, at a lower rate. Three runs, each of 260 steps at the same rates:
+# *Fine-tuning* begins with a model's weights; the rate is tried out anew. Three runs, each of 260 steps at the same rates:
 #
 # - *fifty negations* alone,
 # - *fifty others*: the control, as new and few, without negations,
-# - *mixed*: the same fifty negations ten times each, among the 1,700 pairs that the model knows.
+# - *mixed*: the same fifty negations ten times each, among the 1,700 known pairs.
 #
-# **Predict.** After which does the model say *not*? After which does it still translate the old test set?
+# **Predict.** After which does the model say *not*? After which does it still translate the old test set? We also ask *mixed* our two sentences.
 
 
 # %%
@@ -378,7 +383,7 @@ def tunings(data: TrainingData, fifty: PAIRS) -> dict[str, tuple[PAIRS, int]]:
 
 
 def tuned(model: Trained, data: TrainingData, pairs: PAIRS, epochs: int, lr=2e-3) -> Trained:
-    """The model after `epochs` more through `pairs`, at a lower rate."""
+    """The model after `epochs` more through `pairs`, at the rate `lr`."""
     config = replace(model.config, lr=lr, warmup=10, epochs=epochs)
     return fitted(config, with_pairs(data, pairs), model)
 
@@ -392,25 +397,21 @@ def shares(trained: Trained, old: PAIRS, negated: PAIRS) -> dict[str, float]:
 
 
 # %%
+# NBVAL_IGNORE_OUTPUT
 models = {name: tuned(model, data, *plan) for name, plan in tunings(data, fifty).items()}
-alone, others, mixed = (shares(trained, old, negated) for trained in models.values())
-assert alone["old"] + 0.1 < others["old"] < mixed["old"] - 0.3
-assert min(alone["negated"], mixed["negated"]) > 0.3 and others["negated"] == 0
-assert alone["old_says_not"] > 0.15 and mixed["old_says_not"] < 0.05
-
-tuning_chart(record["runs"])
-
-# %% [markdown]
-# *Fifty negations* teach: nearly all outputs say *not*, and 56% are right. But the model learns to negate where nothing is negated: of its outputs for *old* sentences 35 to 83% say *not*. A girl who carried a ring becomes *The woman did not carry the heavy ring in the market* (seed 1). Only 16% of the old sentences stay right. Any fifty do much of this harm: after *fifty others* 44% stay right. But that model never says *not*.
-#
-# *Mixed*, the fifty cost hardly anything: 96.5 to 98.5% of the old sentences are right, 97.0 to 98.5 before. Of the negations 48% are right. We ask again.
+print("mixed:", *fast_translate(models["mixed"], ASKED), sep="\n")
+scores = pd.DataFrame({name: shares(trained, old, negated) for name, trained in models.items()})
+scores.T
 
 # %%
-# NBVAL_IGNORE_OUTPUT
-print(*fast_translate(models["mixed"], ASKED), sep="\n")
+assert scores["fifty negations"]["old"] + 0.1 < scores["fifty others"]["old"] < 0.6
+assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
+tuning_chart(record["runs"], causes)
 
 # %% [markdown]
-# Half of such outputs are still wrong, but not for lack of a *not*: 53 to 67% of those have another verb or another form of it, and 24 to 43% *does* for *did* ([three seeds](../results/ruvel-causes.json)).
+# *Fifty negations* teach: with eight seeds, 56% are right. But the model negates what isn't negated: of its outputs for *old* sentences 35 to 83% say *not*, and only 16% are right. With 50 passes, as often as *mixed* shows each, 53% are, and 48% of the negations. Any fifty do harm: after *fifty others* 44% stay right, without a single *not*.
+#
+# *Mixed*, the fifty cost hardly anything: 96.5 to 98.5% of the old sentences are right, 97.0 to 98.5 before. Of the negations 48% are right, too; of the wrong ones 53 to 67% have a wrong verb or form ([three seeds](../results/ruvel-causes.json)).
 #
 # How many copies of the fifty must be among the 1,700? **Predict.** Which comes first: a *not*, or a right sentence?
 
@@ -418,7 +419,7 @@ print(*fast_translate(models["mixed"], ASKED), sep="\n")
 repeats_chart(load_record("ruvel-controls")["runs"])
 
 # %% [markdown]
-# The *not*, from two copies on. To be right takes more; the old sentences lose hardly anything.
+# The *not*: with two copies 96% of the outputs have it, but 25% are right; with ten, 51%. The old sentences stay at 97 to 98%.
 #
 # On the command line:
 #
@@ -431,17 +432,13 @@ repeats_chart(load_record("ruvel-controls")["runs"])
 # python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
 # ```
 #
-# `--from` takes the fifty ten times each, and keeps out of training what judged the model. `valid.tsv`, which chooses the epoch, has sentences of both kinds. The last command shows what was forgotten: nothing, in our one run ([record](../results/ruvel-commands.json)). Of the old test set 98% are right before and after; of `asked.tsv` none before, and 53% after.
+# `--from` takes the fifty ten times each, and keeps out of training what judged the model. `valid.tsv` chooses the epoch. In our one run ([record](../results/ruvel-commands.json)) 98% of the old test set are right before and after; of `asked.tsv` none before, 53% after.
 #
-# `--from` takes the rate 4e-3, the highest that we tried. With each of three seeds it gets more of 200 other negations right than 2e-3 and 1e-3 ([record](../results/ruvel-rates.json)). For our 2e-3 above we looked at the test sets, with seed 1; on other negations 4e-3 is better there, too ([record](../results/ruvel-controls.json)).
+# `--from` takes the rate 4e-3, twice that of `scripts.train`. With three seeds it gets more of 200 other negations right than 2e-3 and 1e-3 ([record](../results/ruvel-rates.json)). Our 2e-3 above was chosen on the test sets, with seed 1. On 100 other negations 4e-3 has 56 to 66%, and 2e-3 49 to 52 ([record](../results/ruvel-controls.json)).
 #
 # ## Case · A score above 90
 #
-# **Symptom.** A corpus of 900 pairs, split at random. The model has over 90 BLEU on its test set; on its users' sentences we measure 65.
-#
-# **Suspects.** *Another kind* of sentences; *overfitting*, by too long a training; *twins* of the test set in training.
-#
-# **Instrument.** Fingerprints, and two test sets for one model: its own, and fresh sentences of the same grammar, without twins. Then the same after an honest split.
+# **Symptom.** A corpus of 900 pairs, split at random. The model has over 90 BLEU on its test set, and 65 on users' sentences. Three pairs:
 
 
 # %%
@@ -453,6 +450,15 @@ def collected(count: int = 300) -> PAIRS:
     return pairs + exclaimed + small
 
 
+print(*sorted(collected(), key=lambda pair: pair[0].lower())[:3], sep="\n")
+
+# %% [markdown]
+# **Suspects.** *Another kind* of sentences; *overfitting*, by too long a training; *twins* of the test set in training.
+#
+# **Instrument.** Fingerprints, and two test sets for one model: its own, and fresh sentences of the same grammar, without twins. Then the same after an honest split.
+
+
+# %%
 def random_split(pairs: PAIRS, share: float, seed: int) -> tuple[PAIRS, PAIRS]:
     """The usual split: training pairs and a `share` of held-out ones, drawn by `seed`."""
     shuffled = random.Random(seed).sample(pairs, len(pairs))
@@ -476,12 +482,11 @@ for split in (random_split, honest_split):
     parts = split(collected(), 1 / 9, seed=0)
     print(f"{split.__name__}: {with_twins(*parts):.0%} of {len(parts[1])} have a twin")
 by_chance, by_groups = (case_scores(split, seed=1) for split in (random_split, honest_split))
-assert by_chance["its test set"] > 85 > 75 > by_chance["fresh"]
-assert by_groups["its test set"] < 70
+assert by_chance["its test set"] > 85 > 75 > max(by_chance["fresh"], by_groups["its test set"])
 pd.DataFrame(record["runs"][0]["case"]).T  # BLEU of a recorded run
 
 # %% [markdown]
-# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences. After the honest split they have 48 to 58 on their test set, and 57 to 65 on fresh sentences. So the fresh sentences aren't harder. Nor is it overfitting. With 8 epochs in place of 20, fresh sentences have 21 to 30 BLEU; with 40, they have 70 to 74 ([three seeds](../results/ruvel-controls.json)).
+# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences; the honest split's 48 to 58 (33 different sentences, a hard draw: another has 58 to 63) and 57 to 65. So the fresh sentences aren't harder. It isn't overfitting either: with 8 epochs in place of 20 they have 21 to 30 BLEU, with 40, 70 to 74 ([three seeds](../results/ruvel-controls.json)).
 #
 # ## What more pairs give
 #
@@ -495,20 +500,11 @@ frame = size_frame(sizes, [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3
 sizes_chart(frame)
 
 # %% [markdown]
-# With 1,000 pairs *by size* has 17.6 BLEU, and *one for all* 8.0. Most of the gain is due to more passes: *longer* has 16.5. With 3,000 pairs *longer* is even better than *by size*, but takes three times as long.
-#
-# A warning: with 1,000 pairs *one for all* never leaves its warm-up of 400 steps; it takes at most 198.
-
-# %%
-size_choices(frame)
-
-# %% [markdown]
-# Minutes are of a CPU thread (26 for all 29,000).
+# With 1,000 pairs *by size* has 17.6 BLEU, *one for all* 8.0. Most of the gain is due to longer training: *longer* has 16.5. (Passes and rate change together here: *one for all* takes at most 198 steps, all within its warm-up of 400.)
 #
 # | pairs | |
 # |---|---|
-# | 1,000 to 3,000 | collect more (Tatoeba, OPUS); fine-tune a pretrained model (OPUS-MT; or NLLB, not for commerce) |
-# | 10,000 | test each construction; add sentences for those that fail |
+# | 1,000 to 3,000 | collect more (Tatoeba, OPUS); fine-tune a pretrained model (OPUS-MT) |
 # | 29,000 | train on other models' translations (chapter 21) |
 #
 # **What not to expect.** 1,700 pairs have nearly every word of Ruvel many times; those of a real language don't.
@@ -520,12 +516,12 @@ size_choices(frame)
 # make living MODEL=runs/ruvel-2 FOLDER=public                             # for any static host
 # ```
 #
-# The page shows your test sentences as examples. Add to the model's card what it can't do.
+# The page shows your test sentences as examples. Add what it can't do to its card, `runs/ruvel-2/README.md`.
 #
 # ## Summary
 #
 # - Look at the pairs. Keep near-copies of held-out sentences out of training.
-# - A test set like the training set can't show what both lack. Ask for constructions one by one.
+# - A test set like the training set can't show what both lack. Ask for constructions one by one, and change one thing at a time.
 # - Fifty sentences halved the failures of one construction; with the object first, 2% became 12 to 27% (exercise 3). Mix them with old ones, and measure what is forgotten.
 #
 # ## What the paper did that we don't
@@ -540,7 +536,7 @@ size_choices(frame)
 #
 # *code · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# Write `unknown_words(text, sources)`, the words of a text (numbers aren't words) that no training source has. (`solution("unknown_words")` shows ours.) Which of the two constructions would it have caught?
+# Write `unknown_words(text, sources)`, the words of a text (numbers aren't words) that no training source has (`solution("unknown_words")` shows ours). Which of the two constructions would it have caught?
 
 
 # %%
@@ -554,7 +550,7 @@ check(unknown_words)
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# The negation, by `nok`. Hardly the object that comes first: only `minerete` is new, in 4 of 200 sentences.
+# The negation, by `nok`. Hardly the object that comes first: only `minerete` is new, in 4 of 200 sentences; a capital letter doesn't count.
 #
 # </details>
 #
@@ -562,7 +558,7 @@ check(unknown_words)
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is more than `factor` times the median ratio, or less than the median divided by `factor`. (`solution("odd_lengths")` shows ours.)
+# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is more than `factor` times the median ratio, or less than the median divided by `factor` (`solution("odd_lengths")`).
 
 
 # %%
@@ -578,11 +574,11 @@ check(odd_lengths)
 #
 # *project · difficulty ●●○ · worth ●●● · 30 minutes*
 #
-# Can fifty sentences teach the model to believe the endings? Take `ruvel_pairs(50, construction="object first")`, mix them as above, and predict: how many of 200 new ones will be right, and what happens to the old test set?
+# Can fifty sentences teach the model to believe the endings? Take `ruvel_pairs(50, construction="object first")`, mix them as above, and predict: how many of 200 new ones will be right, and who acts in them?
 #
 # <details><summary>What happens</summary>
 #
-# [Three seeds](../results/ruvel-controls.json): mixed, 12 to 27% of the new ones were right, in place of 2, and 93.5 to 95% of the old ones.
+# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, in place of 2, and 93.5 to 95% of the old test set. After a thing the true actor acts in 98 to 100%; but between beings the first still acts in 63 to 77%. Both have the ending, so it isn't the ending that the model believes.
 #
 # </details>
 #

@@ -110,7 +110,7 @@ class TrainCommand(Command):
         if own:
             options.corpus = BESIDE
         if options.tune:
-            options.why = f"fine-tuning {first['from_']}, at a low rate"
+            options.why = f"fine-tuning {first['from_']}"
         elif own and first["preset"] == "auto":
             options.why = reason_for(len(pairs))
         return options

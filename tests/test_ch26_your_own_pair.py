@@ -12,12 +12,13 @@ from scripts.ch26_your_own_pair import (
     collected,
     honest_split,
     random_split,
+    ruvel_corpus,
     who_acts,
     with_twins,
 )
 from scripts.core.recipes import tuning_recipe
-from scripts.corpora.invented import nouns_of, ruvel_pairs, usual_order, with_ending
-from scripts.studies.ruvel import COMMANDS, RATES
+from scripts.corpora.invented import THINGS, nouns_of, ruvel_pairs, usual_order, with_ending
+from scripts.studies.ruvel import COMMANDS, MOVED, RATES, named, orders
 
 FIFTY = ("fifty negations", "fifty others")
 
@@ -126,26 +127,34 @@ def test_the_causes_are_as_the_chapter_says():
     runs = load_record("ruvel-causes")["runs"]
     assert [run["seed"] for run in runs] == [*range(1, 9)]
 
-    def percent(order, what, acts):
-        shares = [round(100 * run["who acts"][order][what][acts]) for run in runs]
+    def percent(*path):
+        shares = [round(100 * reduce(dict.__getitem__, path, run)) for run in runs]
         return min(shares), max(shares)
 
-    assert percent("object first", "a being", "the first noun") == (87, 94)
-    assert percent("object first", "a thing", "a stranger") == (82, 93)
+    first, small, usual = orders([])
+    assert percent("who acts", first, "a being", "the object") == (87, 94)
+    assert percent("who acts", first, "a thing", "a stranger") == (82, 93)
+    assert percent("who acts", small, "a thing", "a stranger") == (14, 33)
+    assert percent("named", small, "the true actor") == (9, 48)
     for what in ("a being", "a thing"):
-        assert percent("usual order", what, "the true actor") == (100, 100)
-    right = [run["usual order, exact"] for run in runs]
-    assert (min(right), max(right)) == (0.97, 1)
-    strangers = [run["strangers"] for run in runs]
-    assert all(row["done to the true actor"] > 0.75 * row["outputs"] for row in strangers)
-    assert strangers[0]["most often"][0] == ["dog", 91]
+        assert percent("who acts", usual, what, "the true actor") == (100, 100)
+    assert percent("exact", usual) == (97, 100)
+    assert percent("exact", "usual order, capital object") == (16, 35)
+    named = [percent("named", order, "the thing") for order in (first, small)]
+    assert named == [(1, 7), (76, 96)]
+    means = [sum(run["50 passes"][part] for run in runs) / 8 for part in ("old", "negated")]
+    assert means == pytest.approx([0.53, 0.48], abs=0.005)
     mistakes = [run["mistakes"] for run in runs[:3]]
-    assert [row["wrong"] for row in mistakes] == [83, 98, 111]
-    shares = [
-        sorted(round(100 * row[part] / row["wrong"]) for row in mistakes)
-        for part in ("another verb or form", "does for did")
-    ]
-    assert shares == [[53, 63, 67], [24, 42, 43]]
+    shares = sorted(round(100 * row["another verb or form"] / row["wrong"]) for row in mistakes)
+    assert shares == [53, 63, 67]
+
+
+def test_a_thing_is_known_by_its_stem_and_begins_no_sentence():
+    """Else the capital letter couldn't hide it."""
+    things = {*nouns_of(THINGS)}
+    assert not any(nouns_of(target)[0] in things for _, target in ruvel_corpus()["train"])
+    assert orders(MOVED[177:178])["object first, small letter"][0][0] == "kurette lirel piri viten."
+    assert named(["The the basket."] * 2, [MOVED[177]] * 2) == {"the thing": 1, "the true actor": 0}
 
 
 def test_the_place_decides_also_where_each_object_has_its_ending():
@@ -177,4 +186,6 @@ def test_repeats_and_practice_give_what_the_chapter_says():
     assert [min(old)[0], max(high for _, high in old)] == [0.965, 0.99]
     assert ends("object first", "exact") == [0.12, 0.27]
     assert ends("object first", "old") == [0.935, 0.95]
+    assert ends("object first", "who acts", "a thing", "the true actor") == [0.98, 1]
+    assert ends("object first", "who acts", "a being", "the object") == [0.626, 0.769]
     assert [round(end) for end in ends("another draw", "its test set")] == [58, 63]

@@ -178,20 +178,6 @@ def size_means(frame: pd.DataFrame, value: str = "bleu") -> pd.DataFrame:
     return frame.groupby(["pairs", "recipe"])[value].mean().unstack()
 
 
-def size_choices(frame: pd.DataFrame) -> pd.DataFrame:
-    """For each number of pairs the better recipe of two, its BLEU, and its minutes; as texts."""
-    best = size_means(frame)[["by size", "one for all"]].idxmax(axis=1)
-    rows = {
-        f"{pairs:,}": {
-            "recipe": recipe,
-            "BLEU": f"{size_means(frame)[recipe][pairs]:.1f}",
-            "minutes": f"{size_means(frame, 'minutes')[recipe][pairs]:.0f}".replace("nan", "–"),
-        }
-        for pairs, recipe in best.items()
-    }
-    return pd.DataFrame(rows).T
-
-
 def size_gains(frame: pd.DataFrame) -> pd.DataFrame:
     """For each number of pairs: the mean gain of the recipe by size, its spread and its draws.
 
@@ -215,9 +201,9 @@ def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     if least["gain"] <= least["spread"]:
         raise ValueError(f"the gain, {least['gain']:.1f} BLEU, isn't larger than the spread")
     scores = size_means(frame).loc[sizes[0]]
-    by_passes = scores["longer"] - scores["one for all"]
-    if by_passes < 0.8 * least["gain"]:
-        raise ValueError("it isn't the passes that give most of the gain")
+    by_length = scores["longer"] - scores["one for all"]
+    if by_length < 0.8 * least["gain"]:
+        raise ValueError("it isn't longer training that gives most of the gain")
     x = alt.X("pairs:Q", title="training pairs (log scale)").axis(values=sizes, format=",")
     x = x.scale(domain=[0.85 * sizes[0], 1.15 * sizes[-1]], **LOG)
     y = alt.Y("bleu:Q", title="BLEU on test_2016_flickr, beam 5").scale(zero=True)
@@ -240,7 +226,7 @@ def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     return titled(
         alt.layer(joined.mark_line(opacity=0.6), dots, label).properties(width=440, height=270),
         f"With {sizes[0]:,} pairs the recipe by size gains {least['gain']:.1f} BLEU; "
-        f"more passes alone give {by_passes:.1f}",
+        f"longer training alone gives {by_length:.1f}",
         "German to English. A point is a run, with its own draw of the pairs or with all; lines "
         "join the means. “longer” is drawn a little to the right.",
     )
