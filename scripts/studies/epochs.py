@@ -5,7 +5,7 @@ translates the validation split. Now and then BLEU falls although both losses fa
 choice of captions (an interval), greedy search (a beam beside it), texts that repeat themselves
 (cut where they begin to), and the steps just before. The epoch with the deepest fall is repeated,
 with a look every few steps; then with its last long steps late or first, among the others in three
-orders, each with three draws of dropout.
+orders, each with three draws of dropout, and looks at its last ten steps.
 """
 
 import random
@@ -239,8 +239,10 @@ def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     near = range(steps - BEFORE, steps + BEYOND + 1, EVERY)
     late = moved(range(steps), longest(data, next_plan, steps), min(long))
 
-    def draws(epoch: int, order: Sequence[int]) -> list[dict[str, float]]:
-        return [run.replay(epoch, [steps], draw, order)[0] for draw in DRAWS]
+    def draws(epoch: int, order: Sequence[int]) -> list[dict[str, Any]]:
+        looks = range(steps - 2 * EVERY, steps + 1, EVERY)  # a fall may come and go
+        replays = [run.replay(epoch, looks, draw, order) for draw in DRAWS]
+        return [end | {"earlier": earlier} for *earlier, end in replays]
 
     grown = sorted(range(len(pairs)), key=lambda i: len(ids[epoch][i]) - len(ids[epoch - 1][i]))
     return {

@@ -39,10 +39,13 @@ def learning_curves(
 
 
 def history_chart(history: pd.DataFrame, title: str, case: int) -> alt.HConcatChart:
-    """Validation BLEU, and both losses, by epoch; `history` has a row for each epoch.
+    """Validation BLEU of two runs, and the first one's losses; `history` has a row for each epoch.
 
-    The dashed line is at half of the last BLEU, a ring at the epoch `case`.
+    The dashed line is at half of the last BLEU; a ring marks the epoch `case`. Raises ValueError if
+    that isn't where both `val_bleu` and `shipped_bleu` fall most.
     """
+    if set(history.set_index("epoch")[["val_bleu", "shipped_bleu"]].diff().idxmin()) != {case}:
+        raise ValueError(f"one of the runs has a deeper fall than epoch {case}'s")
     names = {"train_loss": "training", "val_loss": "validation"}
     both = history.rename(columns=names).melt("epoch", [*names.values()], "split", "loss")
     size = {"points": True, "width": 225, "height": 220}
@@ -55,15 +58,17 @@ def history_chart(history: pd.DataFrame, title: str, case: int) -> alt.HConcatCh
     loss = lines(both, "epoch", "loss", "split", y_title=y_title, zero=True, **size).encode(color)
     last = int(history["epoch"].max())
     x = alt.X("epoch:Q", title="epoch").scale(domain=[1, last], nice=False)
-    x = x.axis(values=[1, *range(last % 3 + 3, last + 1, 3)], format="d")
+    x = x.axis(values=[1, *range(last % 3 + 3, last + 1, 3)], format="d", labelFlush=False)
     half = alt.Chart(rounded(pd.DataFrame({"half": [history["val_bleu"].iloc[-1] / 2]})))
     half = half.mark_rule(strokeDash=[4, 4], color=GREY).encode(y="half:Q")
     ring = alt.Chart(rounded(history.loc[history["epoch"] == case, ["epoch", "val_bleu"]]))
     ring = ring.mark_point(size=260, color=GREY, strokeWidth=2).encode(x, y="val_bleu:Q")
-    bleu = half + bleu.encode(x) + ring
+    shipped = alt.Chart(rounded(history[["epoch", "shipped_bleu"]]))
+    shipped = shipped.mark_line(color=PALETTE[2], strokeWidth=1.5).encode(x, y="shipped_bleu:Q")
+    bleu = half + bleu.encode(x) + shipped + ring
     panels = (bleu | loss.encode(x)).resolve_scale(color="independent")
-    caption = f"Dashed: half of the last BLEU. Ring: the dip of epoch {case}, this chapter's Case."
-    caption += f" Both losses fall through epoch {case}."
+    caption = "Dashed: half of the last BLEU. Thin: the shipped run, with the same seed."
+    caption += f" In both BLEU falls most in epoch {case} (ring), the Case; the losses improve."
     return titled(panels, title, caption, wrap=78)  # the legend stays in its panel
 
 
@@ -80,15 +85,16 @@ def diary(frame: pd.DataFrame) -> alt.HConcatChart:
 
 
 def fall_chart(
-    rows: Sequence[Mapping[str, float]], title: str, *, end: int, long_steps: Sequence[int]
+    fall: Mapping[str, Any], steady: Sequence[float], title: str, *, end: int
 ) -> alt.VConcatChart:
-    """How long translations are, and their BLEU, around the epoch's `end`.
+    """How long translations are, and their BLEU, around the epoch's `end`; `fall` is the record's.
 
     A second curve is the BLEU of the texts cut where they begin to repeat. A line marks each of
-    the `long_steps`; a grey band spans the BLEU before them.
+    the long steps; a grey band spans the `steady` scores.
     """
+    long_steps = [*map(int, fall["long_steps"])]
     names = {"bleu": "as it is", "bleu_cut": "cut before repeats"}
-    frame, size = pd.DataFrame(rows), {"points": True, "width": 480, "height": 130}
+    frame, size = pd.DataFrame(fall["step by step"]), {"points": True, "width": 480, "height": 130}
     both = frame.rename(columns=names).melt("step", [*names.values()], "text", "BLEU")
     hues = alt.Color("text:N", sort=[*names.values()]).scale(range=[PALETTE[0], PALETTE[2]])
     hues = hues.legend(title=None, orient="bottom-left", symbolType="stroke", fillColor="white")
@@ -107,17 +113,16 @@ def fall_chart(
         label = label.mark_text(align=align, lineBreak="\n", baseline="top")
         above += label.encode(x, y=alt.value(5), text="text:N")
     x = x.title("step since epoch 11 began")
-    before = frame[frame["step"] < min(long_steps)]
-    below = band(before, "bleu", "y") + long_lines.encode(x) + mark.encode(x) + bleu.encode(x)
+    below = band(steady, "y") + long_lines.encode(x) + mark.encode(x) + bleu.encode(x)
     panels = alt.vconcat(above, below).resolve_scale(color="independent")  # its panel's legend
-    first, *_, last = before["step"]
-    caption = f"The axes don't begin at 0. Grey: the range of BLEU, steps {first} to {last}."
-    return titled(panels, title, caption)
+    caption = "The axes don't begin at 0. Grey: the range of BLEU outside steps 241 to 255."
+    caption += " BLEU also moves by 2 points without longer outputs (steps 260 to 275)."
+    return titled(panels, title, caption, wrap=78)
 
 
-def band(frame: pd.DataFrame, column: str, axis: str) -> alt.Chart:
-    """A grey band over the range of a column, across the whole panel."""
-    ends = pd.DataFrame({"low": [frame[column].min()], "high": [frame[column].max()]})
+def band(scores: Sequence[float], axis: str) -> alt.Chart:
+    """A grey band over the range of the scores, across the whole panel."""
+    ends = pd.DataFrame({"low": [min(scores)], "high": [max(scores)]})
     ends = alt.Chart(ends).mark_rect(color=GREY, opacity=0.25)
     return ends.encode(**{axis: "low:Q", f"{axis}2": "high:Q"})
 
@@ -126,14 +131,16 @@ def controls_chart(scores: pd.DataFrame, steady: Sequence[float], title: str) ->
     """The BLEU of repeated epochs: a row for each column of `scores`, with a dot for each run.
 
     A tick, and a number at the right, is a row's mean. A grey band spans the `steady` scores. Rows
-    whose runs are all below the band have a colour of their own.
+    whose runs are all below the band come first, in a colour of their own.
     """
-    looks = pd.DataFrame({"bleu": steady})
+    fell = scores.max() < min(steady)
     frame = scores.melt(var_name="order", value_name="bleu")
-    frame["fell"] = frame["order"].map(scores.max() < min(steady))
+    frame["fell"] = frame["order"].map(fell)
     means = frame.groupby(["order", "fell"], as_index=False)["bleu"].mean()
     x = alt.X("bleu:Q", title="validation BLEU").scale(zero=False)
-    y = alt.Y("order:N", sort=[*scores], title=None).axis(labelLimit=0)
+    y = alt.Y("order:N", sort=[*scores.columns[fell], *scores.columns[~fell]], title=None).axis(
+        labelLimit=0
+    )
     color = alt.Color("fell:N", legend=None).scale(domain=[False, True], range=PALETTE[:2])
     dots = alt.Chart(rounded(frame)).mark_circle(size=80, opacity=0.7).encode(x, y, color)
     middle = alt.Chart(rounded(means)).encode(y, color)
@@ -142,7 +149,7 @@ def controls_chart(scores: pd.DataFrame, steady: Sequence[float], title: str) ->
     numbers = numbers.encode(x=alt.value("width"), text=alt.Text("bleu:Q", format=".1f"))
     caption = "Three runs a row; the tick, and the number at the right, is their mean."
     caption += " Grey: as in the picture above. The axis doesn't begin at 0."
-    drawn = (band(looks, "bleu", "x") + dots + ticks + numbers).properties(
+    drawn = (band(steady, "x") + dots + ticks + numbers).properties(
         width=400, height=28 * scores.shape[1]
     )
     return titled(drawn, title, caption, wrap=78)
