@@ -99,12 +99,9 @@ torch.set_default_dtype(torch.float64)
 # %%
 reads = ["<s>", *"A␣dog."]
 asked = [f"{char} → {following}" for char, following in pairwise([*reads, "</s>"])]
-titles = {"row_title": "reads → is asked for", "column_title": "may look at"}
-titled(
-    heatmap(subsequent_mask(len(reads))[0], asked, reads, **titles),
-    "Each position is asked for the next character, and doesn't see it",
-    "A row for each position of the text “A dog.”; ␣ is a space.",
-)
+mask_map = heatmap(subsequent_mask(len(reads))[0], asked, reads, column_title="may look at")
+finding = "Each position is asked for the next character, and doesn't see it"
+titled(mask_map, finding, "Left: what a position reads → what it is asked for. ␣ is a space.")
 
 # %% [markdown]
 # A decoder layer (chapter 4) has three sublayers: self-attention, attention to the source, feed-forward. Without a source there is no middle one, and what remains *is* chapter 4's `EncoderLayer`. "Encoder" and "decoder" differ only in the mask.
@@ -494,7 +491,8 @@ tables = {K: KneserNey(captions, K, len(characters) - 2) for K in (1, 2, 3, 4, 6
 costs = {K: bits_per_character([*map(table.nats, held_out)]) for K, table in tables.items()}
 mini_nats = character_nats(mini, held_out_rows)
 mini_bits = bits_per_character(mini_nats)
-rivals_chart({"table": costs}, mini_bits, "TITLE", "100 new captions of the sample corpus.")
+counted = pd.DataFrame({"kind": "table", "K": costs.keys(), "bits": costs.values()})
+rivals_chart(counted, mini_bits, "TITLE", "100 new captions of the sample corpus.")
 
 # %% [markdown]
 # ANSWER
@@ -537,9 +535,8 @@ for text in continued(gpt, letters, prompt, count=4, temperature=0.6):
 # Is that better than counting? The record has tables of the same captions, and *PPM* (Cleary and Witten 1984), a compressor that counts contexts, too: we ask how many bits the test captions add to the packed training captions. All three read the same ids, and K is the longest context of a table and of PPM. PPM goes on learning while it packs; the others don't.
 
 # %%
-counted = {kind: pd.DataFrame(runs).loc["test"] for kind, runs in record["counts"].items()}
-by_K = {kind: {int(K): bits for K, bits in runs.items()} for kind, runs in counted.items()}
-rivals_chart(by_K, record["bits"]["test"], "TITLE", "1,000 new captions of Multi30k.")
+counted = pd.DataFrame(record["counts"]).rename(columns={"test": "bits"})
+rivals_chart(counted, record["bits"]["test"], "TITLE", "1,000 new captions of Multi30k.")
 
 # %% [markdown]
 # ANSWER (validation chose K = 12)

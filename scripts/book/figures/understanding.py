@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import bars, heatmap, lines, long, named, panels, rounded, titled
+from scripts.book.charts import bars, heatmap, lines, named, panels, rounded, titled
 from scripts.book.look import GREY, INK, LOG, PALETTE, colored, row_axis
 
 alt, pd = Late("altair"), Late("pandas")
@@ -205,11 +205,11 @@ def lens_chart(
     )
 
 
-def rivals_chart(
-    tables: Mapping[str, Mapping[int, float]], level: float, title: str, caption: str
-) -> alt.TopLevelMixin:
-    """Bits per character of each way of counting by its context K, and a line across: mini-GPT."""
-    frame = long(tables, "kind", "K", "bits")
+def rivals_chart(frame: pd.DataFrame, level: float, title: str, caption: str) -> alt.TopLevelMixin:
+    """Bits per character by context K, for each kind of counting, and a line across: mini-GPT.
+
+    `frame` has the columns kind, K and bits.
+    """
     curves = lines(frame, "K", "bits", "kind", points=True, y_title="bits per character")
     x = alt.X("K:Q", title="K, characters seen").scale(zero=False)
     curves = curves.encode(x.axis(values=sorted({*frame["K"]}), format="d", labelFlush=False))
