@@ -358,29 +358,23 @@ def continued(
 def learn(
     model: OneStack,
     passes: Sequence[Sequence[Asked]],
-    lr: float = 1e-2,
-    warmup: int = 30,
-    optimizer: Literal["adam", "muon"] = "adam",
+    config: TrainConfig,
     loss_of: Callable[..., tuple[Tensor, Tensor]] = stack_loss,
 ) -> Iterator[list[float]]:
-    """Train on the batches of each pass, one step each; after a pass, yield its losses, in nats.
-
-    The peak rate `lr` runs down to 0.
-    """
-    config = TrainConfig(optimizer=optimizer, lr=lr, muon_lr=lr, warmup=warmup)
-    steps, rate_at = make_optimizer(config, model), learning_rate(config, sum(map(len, passes)))
-    step, criterion = 0, LabelSmoothing(0.0)
+    """Train on the batches of each pass, one step each; after a pass, yield its losses, in nats."""
+    optimizer, criterion = make_optimizer(config, model), LabelSmoothing(0.0)
+    rate_at, step = learning_rate(config, sum(map(len, passes))), 0
     for batches in passes:
         losses = []
         model.train()
         for batch in batches:
             step += 1
-            set_rate(steps, rate_at(step))
+            set_rate(optimizer, rate_at(step))
             loss = loss_of(model, batch, criterion)[0] / batch.ntokens
-            steps.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-            steps.step()
+            optimizer.step()
             losses.append(loss.item())
         yield losses
 
@@ -403,8 +397,9 @@ def passes_over(
 # %%
 torch.manual_seed(1)
 mini = make_stack(len(characters), 2, 64, 256, dropout=0.0, positions="learned", max_len=128)
+passes, config = passes_over(rows, 5, 512), TrainConfig(lr=1e-2, warmup=30)
 prompt, curve = "A young ", []
-for number, losses in enumerate(learn(mini, passes_over(rows, 5, 512)), start=1):
+for number, losses in enumerate(learn(mini, passes, config), start=1):
     curve += losses
     print(
         f"pass {number}, {fmean(losses) / math.log(2):.2f} bits:",

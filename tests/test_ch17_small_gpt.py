@@ -22,6 +22,7 @@ from scripts.ch17_small_gpt import (
     grams,
     load_gpt,
     make_stack,
+    mixed,
     places_in_words,
     sees_its_answer,
     stack_loss,
@@ -56,7 +57,7 @@ def test_dropout_reaches_the_stack():
 
 def test_characters_there_and_back():
     characters = Characters(["ab ba", "abc"], least=2)
-    assert characters.alphabet == ["a", "b"] and characters.encode("") == [BOS, EOS]
+    assert characters.alphabet == "ab" and characters.encode("") == [BOS, EOS]
     row = characters.encode("abc")
     assert (row[0], row[-2], row[-1]) == (BOS, UNK, EOS)
     assert characters.decode(row[1:]) == "ab□" and characters.decode([4, EOS, 5]) == "a"
@@ -100,6 +101,12 @@ def test_kneser_ney_against_its_definition(K):
             assert sum(each) == pytest.approx(1)
         by_character = [model.probability(gram) for gram in grams(text, K + 1)]
         assert model.nats(text) == pytest.approx([-math.log(p) for p in by_character])
+
+
+def test_a_mixture_is_a_mean_of_probabilities():
+    table, model = torch.rand(2, 9)
+    both = mixed(-table.log(), -model.log(), 0.3)
+    torch.testing.assert_close((-both).exp(), 0.3 * table + 0.7 * model)
 
 
 def test_places_in_words():

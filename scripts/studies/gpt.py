@@ -24,6 +24,7 @@ from scripts.core.cards import CAPTIONS, CORPUS_TERMS
 from scripts.core.checkpoints import save_tensors, weights
 from scripts.core.models import STORED_DTYPE
 from scripts.core.scores import held_out_splits
+from scripts.core.settings import TrainConfig
 from scripts.corpora.load import load_corpus
 from scripts.studies.runner import one_thread
 from scripts.studies.stacks import fast_stack_loss
@@ -45,8 +46,8 @@ Rows, Nats = list[list[int]], list[list[float]]
 
 def learning(model: ch17.OneStack, rows: Rows, count: int, lr: float) -> Iterator[list[float]]:
     """`ch17.learn` by the fast path, in the recipe's setting."""
-    passes = ch17.passes_over(rows, count, BATCH)
-    return ch17.learn(model, passes, lr, WARMUP, OPTIMIZER, fast_stack_loss)
+    config = TrainConfig(optimizer=OPTIMIZER, lr=lr, muon_lr=lr, warmup=WARMUP)
+    return ch17.learn(model, ch17.passes_over(rows, count, BATCH), config, fast_stack_loss)
 
 
 def fresh(characters: ch17.Characters) -> ch17.OneStack:
@@ -113,7 +114,9 @@ def mixture(one: dict[str, Nats], other: dict[str, Nats]) -> dict[str, float]:
     return {"share": share} | {split: bits(split, share) for split in ("val", "test")}
 
 
-def where(texts: Sequence[str], table: ch17.KneserNey, **costs: Nats) -> list[dict[str, Any]]:
+def where(
+    texts: Sequence[str], table: ch17.KneserNey, costs: dict[str, Nats]
+) -> list[dict[str, Any]]:
     """Bits per character by place in the word, near the start or not, context met or not."""
     frame = pd.DataFrame({name: flat(nats) / math.log(2) for name, nats in costs.items()})
     frame["place"] = [place for text in texts for place in ch17.places_in_words(text)]
@@ -147,7 +150,7 @@ def compared(
             record["table"] = bits | {"n-grams": sum(len(level[0]) for level in table.levels)}
             record["verbs"] = ch17.agreement(lambda t, own=table: [*map(own.nats, t)])
             both = {"table": costs[K]["test"], "model": own["test"]}
-            record["where"] = where(texts["test"], table, **both)
+            record["where"] = where(texts["test"], table, both)
     record["mixtures"] = {
         "table and model": mixture(costs[K], own),
         "two tables": mixture(costs[K], costs[SHORT]),
