@@ -105,8 +105,8 @@ def few(monkeypatch, tmp_path):
 
 def test_the_mini_gpt_and_its_rivals(few, monkeypatch, tmp_path):
     monkeypatch.setattr(gpt, "SIZES", gpt.SIZES | {"N": 1, "d_model": 16, "d_ff": 16})
-    settings = {"CORPUS": "sample", "PASSES": 2, "RATES": (0.01,), "WARMUP": 2}
-    for name, value in (settings | {"CONTEXTS": (2, 4), "K": 4, "SHORT": 2}).items():
+    settings = {"CORPUS": "sample", "PASSES": 2, "CONTEXTS": (2, 4), "K": 4, "SHORT": 2}
+    for name, value in settings.items():
         monkeypatch.setattr(gpt, name, value)
     record = gpt.measure(tmp_path)
     assert record["passes"][0]["val"] > record["passes"][1]["val"]
