@@ -210,7 +210,6 @@ characters = Characters(texts["train"])
 captions, held_out = texts["train"][:2000], texts["val"][:100]
 rows, held_out_rows = ([*map(characters.encode, lines)] for lines in (captions, held_out))
 print(len(characters), "ids; the characters:", characters.alphabet)
-print(captions[0])
 
 # %% [markdown]
 # Padding stands at the end, where the causal mask hides it from every real position. The next chapter asks other questions with the same class, `Asked`. **Your turn.** Write `asked_next`.
@@ -242,7 +241,7 @@ def asked_next(rows: Sequence[Sequence[int]]) -> Asked:
 
 
 # %% [markdown]
-# **Pitfall.** *The question that contains its answer.* Forget the shift, and each position is asked for the token that it reads; the loss falls to almost nothing, and the model writes `<s>` for ever. A mask turned around has the same fault. So check the question before you train: may an asked position see the place of its label?
+# **Pitfall.** *The question that contains its answer.* Forget the shift, and each position is asked for the token that it reads. The loss falls to almost nothing; the model has learned to repeat, and writes `<s>` for ever. A mask turned around has the same fault. So before you train, ask: may a position see its label?
 
 
 # %%
@@ -317,13 +316,13 @@ assert abs(bits_per_character([3 * [math.log(32)], 2 * [math.log(32)]]) - 5) < 1
 assert bits_per_character([[0.0, 0.0, 3 * math.log(2)], [0.0]]) == 3 / 4  # not (1 + 0) / 2
 
 # %% [markdown]
-# **Pitfall.** *Figures that count different things.* A loss per piece and one per character differ by a piece's length. Leaving out `</s>`, or averaging the texts' averages, moves the second digit. And a rare character that became `<unk>` costs less, since the model needn't say which one it was. So below, all models read the same ids.
+# **Pitfall.** *Figures that count different things.* Leaving out `</s>`, or averaging the texts' averages, moves the second digit. And a rare character that became `<unk>` costs less, since the model needn't say which one it was. So below, all rivals read the same ids.
 #
 # ## Writing
 #
 # > **In short.** Draw a character from the model's distribution, append it, and go on. The temperature says how daring the draw is.
 #
-# A prompt is the beginning of the row. Chapter 8's `drawer` draws. To be short, each step computes the whole row anew; [`StackDecoding`](../scripts/fast/decoding.py) has a cache.
+# Chapter 8's `drawer` draws. A prompt is simply the beginning of the row. To keep this short, each step computes the whole row anew; [`StackDecoding`](../scripts/fast/decoding.py) has a cache.
 
 
 # %%
@@ -419,13 +418,13 @@ titled(drawn, finding, "Training loss; each point is the mean of 20 steps.")
 #
 # > **In short.** The oldest language models count (Markov 1913, Shannon 1948): what followed the last K characters? The art is in contexts that were seen rarely, or never.
 #
-# Suppose K = 2 and the last characters are *zo*. Training captions show what followed *zo*, and how often. If they show little, ask what followed *o*; then, what is frequent anywhere. *Kneser-Ney smoothing* (1995) mixes all these answers. With w the next character, h the characters before it, h′ the same without the first of them, and c(hw) a count:
+# Suppose K = 2 and the last characters are *zo*. A table says what followed *zo* in the training captions. If that was little, it also asks what followed *o*, and what is frequent anywhere. *Kneser-Ney smoothing* (1995) mixes the three answers. With w the next character, h the K characters before it, h′ the same without the first, and c(hw) how often h and then w occurred:
 #
 # $$ p(w\mid h) = \frac{\max(c(hw) - d,\, 0)}{c(h)} + \frac{d\, k(h)}{c(h)}\; p(w\mid h'), \qquad c(h) = \sum_v c(hv) $$
 #
-# Each of the k(h) different characters that followed h gives up a part d of its count, and the shorter context gets what was given up. Of all n-grams (runs of n characters) of one length, $n_1$ occur once and $n_2$ twice; $d = n_1/(n_1 + 2n_2)$ is a good choice. Before the empty context all characters are equally likely.
+# Each of the k(h) different characters that followed h gives up a part d of its count, and the shorter context gets what was given up. If $n_1$ of the runs hw occurred once and $n_2$ twice, $d = n_1/(n_1 + 2n_2)$ is a good choice. The last answer, when nothing is left of h, is that all characters are equally likely.
 #
-# One more idea: for all contexts but the longest, c(hw) isn't how often hw occurs, but how many *different* characters stood in front of it. For when h′ is asked, the longer context was of no help, so what counts is how freely hw turns up in new surroundings. **Your turn.** Write the class; its texts are strings, `⟨` and `⟩` their ends.
+# One more idea. For contexts shorter than K, c(hw) isn't how often hw occurred, but how many *different* characters stood before it. *zo* is frequent here, but only a space ever stood before it (*zoo*). So *o* after *z* proves little about other places. **Your turn.** Write the class. Its texts are strings; `⟨` and `⟩` are their ends.
 
 
 # %%
@@ -496,7 +495,7 @@ rivals_chart(counted, mini_bits, "TITLE", "100 new captions of the sample corpus
 #
 # > **In short.** The same loop on real captions gives the model that ships with the series. Its texts read like captions.
 #
-# The sample corpus comes from a grammar with few words. Now for the 29,000 English captions of Multi30k (`python -m scripts.studies.gpt --save`; SECONDS of one thread): four layers, D = 128, five passes. Here is one prompt after each pass, at temperature 0.5. **Predict.** After which pass would you take it for a person's?
+# The sample corpus comes from a grammar with few words. Now the 29,000 English captions of Multi30k, five times: three layers, D = 96 (`python -m scripts.studies.gpt --save`, MINUTES minutes of one thread, with chapter 22's Muon instead of Adam). Here is one prompt after each pass, at temperature 0.5. **Predict.** After which pass would you take the text for a person's?
 
 # %%
 record = load_record("gpt-multi30k")
@@ -527,7 +526,7 @@ for text in continued(gpt, letters, prompt, count=4, temperature=0.6):
     assert text.startswith(prompt)
 
 # %% [markdown]
-# Is that better than counting? The record has tables of the same captions, and *PPM* (Cleary and Witten 1984), a compressor that counts contexts, too: we ask how many bits the test captions add to the packed training captions. All three read the same ids, and K is the longest context of a table and of PPM. PPM goes on learning while it packs; the others don't.
+# Is that better than counting? The record has tables of the same 29,000 captions, and *PPM* (Cleary and Witten 1984), a compressor that counts contexts, too: how many bits do new captions add to the packed training captions? All read the same ids, and K is the longest context. (PPM goes on learning while it packs. The others don't.)
 
 # %%
 counted = pd.DataFrame(record["counts"]).rename(columns={"test": "bits"})
@@ -538,9 +537,9 @@ rivals_chart(counted, record["bits"]["test"], "TITLE", "1,000 new captions of Mu
 #
 # ## Who wins where
 #
-# > **In short.** Two averages hide where each model is strong. So we compare them character by character.
+# > **In short.** An average hides where a model is strong. So we compare the two character by character.
 #
-# A table of K = 12 can fail in two ways. It doesn't *see* what stands further back. And it has never *met* most long contexts. The model's lead may come from either. So we sort the test's characters twice: *near* the caption's beginning (its first twelve characters, where both see everything) or *far*; and by whether the last twelve characters occur in the training captions. And by their place in a word:
+# The best table, K = 12, can fail in two ways. It doesn't *see* what stands further back; and many contexts of twelve characters it has never *met*. A lead of the model may come from either. So we sort the test's characters by both: *near* the caption's beginning (its first twelve characters, where both see everything) or *far* from it; the last twelve characters *met* in training, or *new*. And by their place in a word:
 
 
 # %%
@@ -571,9 +570,9 @@ titled(heatmap(leads, [*leads.index], [*leads], **look), "TITLE", "CAPTION")
 #
 # > **In short.** *A man next to some cars*: is or are? A table of twelve characters can't know. Does the model?
 #
-# We ask for the verb after 12 subjects, six singular and six plural. Between subject and verb stand one, two or three phrases. Only the last has a noun of its own number, and that is the subject's number or the other. Seen from the verb, this phrase fills the table's twelve characters: it must answer the same after *A man* and after *Two men*, and so be right for exactly one of the two. **Predict.** Will the model follow the subject or the last noun?
+# We ask for the verb after twelve subjects, such as *A man* and *Two men*. One, two or three phrases stand between. The last of them ends in a noun that is singular or plural: it agrees with the subject, or not. This phrase alone fills the table's twelve characters. So the table must prefer the same verb after *A man* and after *Two men*, and is right for exactly one of them.
 #
-# If it is right half of the time, it sees no further than the table. If it is right only where the nouns agree, it follows the last noun, as a table does.
+# **Predict.** Does the model follow the subject or the last noun? If the last noun, it is right where the nouns agree and wrong where they don't, as a table would be.
 
 
 # %%
@@ -582,17 +581,16 @@ SUBJECTS += [("A girl", "Two girls"), ("A dog", "Two dogs"), ("A player", "Two p
 LAST = [("next to a car", "next to some cars"), ("near a tall tree", "near some tall trees")]
 LAST += [("behind a table", "behind some tables"), ("with a blue ball", "with some blue balls")]
 NEUTRAL = (" with long hair", " in the grass")  # nothing that is one or many
-NatsOf = Callable[[Sequence[str]], list[list[float]]]  # −ln p of each character of texts
 
 
-def right_verb(nats_of: NatsOf, beginning: str, plural: int) -> bool:
-    """Whether the right one of "is" and "are" is likelier than the other."""
+def right_verb(nats_of: Callable[..., list[list[float]]], beginning: str, plural: int) -> bool:
+    """Whether the right one of "is" and "are" is likelier; `nats_of` texts gives their characters' −ln p."""
     texts = [f"{beginning} is ", f"{beginning} are "]
     cost_is, cost_are = (sum(nats[len(beginning) : -1]) for nats in nats_of(texts))  # no end
     return (cost_are < cost_is) == plural
 
 
-def agreement(nats_of: NatsOf) -> list[dict[str, int | str | float]]:
+def agreement(nats_of: Callable[..., list[list[float]]]) -> list[dict[str, int | str | float]]:
     """The share of right verbs, by the number of phrases, and of the last noun: the subject's or not."""
     rows = []
     for phrases, agrees in product((1, 2, 3), (True, False)):
@@ -621,7 +619,7 @@ titled(lines(verbs, "phrases", "right", "kind", zero=True, points=True), "TITLE"
 #
 # $$ p(w \mid h) = \lambda\, p_{\text{table}}(w \mid h) + (1 - \lambda)\, p_{\text{model}}(w \mid h) $$
 #
-# That is a distribution, too, for any λ from 0 to 1. The nats that we have are enough to compute it. **Predict.** A mean of a better and a worse mark lies between them. Does a mixture's cost, too?
+# That is a distribution, too, for any λ from 0 to 1. **Predict.** The mean of a better and a worse mark lies between them. Does a mixture's cost?
 
 
 # %%
