@@ -490,7 +490,7 @@ finding = "The mini-GPT is worth a table of two to three characters"
 rivals_chart(counted, mini_bits, finding, "100 new captions of the sample corpus; lower is better.")
 
 # %% [markdown]
-# More context helps, but less and less: after six characters of these captions, which a grammar wrote, little is left to guess. The model could see whole captions. It has yet to learn to use them.
+# More context helps less and less, and ten characters are slightly worse than eight. A grammar wrote these captions; after six characters little is left to guess. The model could see whole captions. It has yet to learn to use them.
 #
 # ## Real captions
 #
