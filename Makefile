@@ -143,6 +143,7 @@ records: setup  ## make again the records about chapter 9's model (an hour; need
 	$(PY) -m scripts.studies.searches --save $(ARGS)
 	$(PY) -m scripts.studies.choices --save $(ARGS)
 	$(PY) -m scripts.studies.heads --save $(ARGS)
+	$(PY) -m scripts.studies.aligners --save $(ARGS)
 
 best: setup  ## train the model that ships, from that of chapter 9: make best (10 hours of one thread; resumes)
 	$(PY) -m scripts.studies.best --save $(ARGS)

@@ -20,13 +20,13 @@
 #
 # | | |
 # |---|---|
-# | In the paper | §4 (Table 1), §5.1, §5.2, §6.1 (Table 2) of [Attention Is All You Need](https://arxiv.org/abs/1706.03762) |
+# | In the paper | §4 (Table 1), §5.1, §5.2, §6.1 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762) |
 # | Time | 20 minutes to read, 40 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 10 · Judging](ch10_judging.ipynb) · [Chapter 12 · Going fast](ch12_going_fast.ipynb) |
 #
 # *If you read only three cells:* the first three charts.
 #
-# Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary; **F** = `d_ff`, **N** layers, **L** a sentence's length on both sides.
+# Shapes: **D** `d_model`, **H** heads, **V** vocabulary, **N** layers on either side, **L** a sentence's length on both sides.
 
 # %% tags=["bootstrap"]
 import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
@@ -61,11 +61,11 @@ from scripts.core.products import affine
 # %% [markdown]
 # ## Three questions
 #
-# > **In short.** Before you make a program faster, know the least time it can take, the time it takes, and what it does in between.
+# > **In short.** Before you make a program faster, know the least time it can take, the time it takes, and where the difference goes.
 #
-# A training step of our model takes about a second on a CPU. Is that good?
+# A training step of chapter 9's model takes about a second on a CPU. Is that good?
 #
-# We use chapter 9's model in batches of 2,048 tokens a side; only dropout is 0.1 here, not 0.2. `BASE` has the sizes of the paper's base model, with our vocabulary.
+# Our batches have 2,048 tokens a side. We time PyTorch *as it comes*: a large tensor's memory (32 MiB or more, sometimes less) goes back to the system when the tensor is freed. A program that keeps it (chapter 12) has *memory kept*.
 
 
 # %%
@@ -78,20 +78,19 @@ class Shape:
     d_ff: int = 1024
     h: int = 8
     vocab: int = 8192
-    dropout: float = 0.1
+    dropout: float = 0.1  # chapter 9: 0.2
     norm_first: bool = True
 
 
 SMALL = Shape()
-BASE = Shape(N=6, d_model=512, d_ff=2048, norm_first=False)
+BASE = Shape(N=6, d_model=512, d_ff=2048, norm_first=False)  # the paper's, with our vocabulary
 
 
 # %%
 def series_model(shape: Shape) -> EncoderDecoder:
     """Our model of that shape, all tables tied."""
-    sizes = asdict(shape)
-    vocab = sizes.pop("vocab")
-    return make_model(vocab, vocab, tie="all", **sizes)
+    sizes = {name: size for name, size in asdict(shape).items() if name != "vocab"}
+    return make_model(shape.vocab, shape.vocab, tie="all", **sizes)
 
 
 def parameter_count(shape: Shape) -> int:
@@ -116,15 +115,14 @@ print(f"our model {parameter_count(SMALL):,} weights, the base sizes {parameter_
 #
 # $$ \frac{\partial\ell}{\partial X} = \frac{\partial\ell}{\partial Y}\,W \quad (i \times j), \qquad \frac{\partial\ell}{\partial W} = \Big(\frac{\partial\ell}{\partial Y}\Big)^{\!\top} X \quad (k \times j) $$
 #
-# two products of the same size. So a step has three times the FLOPs of its forward pass.
+# two products of the same size. So a step has thrice its forward pass's FLOPs.
 
 
 # %%
 @dataclass(frozen=True)
 class Product:
-    """`times` matrix products (n, i, j) @ (n, j, k) of one kind in the forward pass."""
+    """`times` equal matrix products (n, i, j) @ (n, j, k) in the forward pass."""
 
-    kind: str
     n: int
     i: int
     j: int
@@ -148,17 +146,17 @@ def forward_products(shape: Shape, lengths: Sequence[tuple[int, int]]) -> list[P
     D, N = shape.d_model, shape.N
     sources, targets = (sum(side) for side in zip(*lengths, strict=True))  # rows
     listed = [
-        Product("cross-attention's queries and outputs", 1, targets, D, D, 2 * N),
-        Product("its keys and values", 1, sources, D, 2 * D, N),
-        Product("logits", 1, targets, D, shape.vocab),
+        Product(1, targets, D, D, 2 * N),  # cross-attention's queries and outputs
+        Product(1, sources, D, 2 * D, N),  # its keys and values
+        Product(1, targets, D, shape.vocab),  # logits
     ]
     for rows in (sources, targets):
         for i, j in ((D, 3 * D), (D, D), (D, shape.d_ff), (shape.d_ff, D)):
-            listed.append(Product("self-attention and feed-forward", 1, rows, i, j, N))
+            listed.append(Product(1, rows, i, j, N))  # self-attention and feed-forward
     for s, t in lengths:
         for queries, keys in ((s, s), (t, t), (t, s)):  # encoder, decoder, from one to the other
-            listed.append(Product("scores", shape.h, queries, D // shape.h, keys, N))
-            listed.append(Product("weights · V", shape.h, queries, keys, D // shape.h, N))
+            listed.append(Product(shape.h, queries, D // shape.h, keys, N))  # scores
+            listed.append(Product(shape.h, queries, keys, D // shape.h, N))  # weights · V
     return listed
 
 
@@ -169,7 +167,7 @@ def step_flops(shape: Shape, lengths: Sequence[tuple[int, int]]) -> int:
 
 
 # %% [markdown]
-# PyTorch counts the products as they happen, and our list must agree to the last FLOP.
+# PyTorch counts products as they happen. Our list must agree to the last FLOP.
 
 
 # %%
@@ -182,7 +180,7 @@ def random_batch(shape: Shape, sentences: int, length: int) -> Batch:
     return Batch(ids[0, :, 1:], ids[1])
 
 
-tiny_step = series_model(TINY), random_batch(TINY, 6, 10), (criterion := LabelSmoothing(0.1))
+tiny_step = series_model(TINY), random_batch(TINY, 6, 10), LabelSmoothing(0.1)
 forward = count_flops(lambda: batch_loss(*tiny_step))
 both = count_flops(lambda: batch_loss(*tiny_step)[0].backward())
 assert 3 * forward == both == step_flops(TINY, [(10, 10)] * 6)
@@ -191,7 +189,7 @@ print(f"{forward:,} FLOPs forward, {both:,} with the backward pass")
 # %% [markdown]
 # ### A rule of thumb
 #
-# Each weight of a matrix takes part in one multiplication and one addition for each token, and in twice as many in the backward pass. With $P$ weights and $n$ tokens on each side:
+# Each weight of a matrix takes part in one multiplication and one addition for each token, and in twice as many in the backward pass. (Looking up costs nothing: the rule fits since our one table is also the logits' matrix.) With $P$ weights and $n$ tokens on each side:
 #
 # $$ \text{FLOPs of a step} \approx 6\,P\,n $$
 #
@@ -203,11 +201,11 @@ exact, rule = step_flops(SMALL, even), 6 * parameter_count(SMALL) * 2048
 print(f"{exact / 1e9:.1f} billion FLOPs counted, {rule / 1e9:.1f} by the rule")
 
 # %% [markdown]
-# Half a percent: it misses attention's own products, 1%, but $P$ includes biases and LayerNorm's weights.
+# By half a percent: it leaves out attention's own products, 1%, but counts biases and LayerNorm's weights.
 #
 # ## How many bytes?
 #
-# > **In short.** Numbers must come from memory before they are multiplied. What counts is how much is done with each byte.
+# > **In short.** Numbers come from memory. What counts is how much is done with each byte.
 #
 # The *arithmetic intensity* of an operation is
 #
@@ -217,11 +215,11 @@ print(f"{exact / 1e9:.1f} billion FLOPs counted, {rule / 1e9:.1f} by the rule")
 #
 # ## Two rates of a machine
 #
-# > **In short.** A machine is two numbers: how many FLOPs it does in a second, and how many bytes it moves.
+# > **In short.** A machine is two numbers: how many FLOPs it does, and how many bytes it moves, in a second.
 #
-# PyTorch has more than one way to multiply on a CPU. `F.linear` chooses; our `affine(x, weight, bias, onednn)` can ask the library oneDNN.
+# On a CPU PyTorch has two libraries for products. `F.linear` takes one (on x86 Intel's MKL); our `affine(…, onednn)` can ask the other, oneDNN.
 #
-# A first call loads code and fetches memory, so it isn't timed. Disturbances only make calls longer, so we take the shortest of several. On one thread we count the processor's seconds, not the clock's: other programs matter little.
+# A first call loads code, so it isn't timed. Disturbances only make calls longer: we take the shortest of several, on one thread by the processor's seconds, not the clock's.
 
 
 # %%
@@ -232,15 +230,11 @@ def best_seconds(function: Callable[[], object], repeats: int = 10) -> float:
     return min(timeit.repeat(function, timer=clock, number=1, repeat=repeats))
 
 
-def matrix_rate(kind: torch.dtype = torch.float32, repeats: int = 5) -> float:
-    """FLOP/s of this machine's best product in `kind`: squares of 1,024 and 2,048, both ways."""
-    best = 0.0
-    for n in (1024, 2048):
-        a, b = torch.randn(2, n, n, dtype=torch.float32).to(kind)
-        for onednn in (False, True):
-            seconds = best_seconds(lambda: affine(a, b, None, onednn), repeats)  # noqa: B023
-            best = max(best, 2 * n**3 / seconds)
-    return best
+def matrix_rates(kind: torch.dtype = torch.float32, repeats: int = 5) -> list[float]:
+    """FLOP/s of the product of two squares of 2,048 in `kind`: by `F.linear`, by oneDNN."""
+    a, b = torch.randn(2, 2048, 2048, dtype=torch.float32).to(kind)
+    calls = [partial(affine, a, b, None, onednn) for onednn in (False, True)]
+    return [2 * 2048**3 / best_seconds(call, repeats) for call in calls]
 
 
 def memory_bandwidth() -> float:
@@ -250,25 +244,26 @@ def memory_bandwidth() -> float:
 
 
 # %% [markdown]
-# This is the machine that last ran the notebook:
+# The machine that last ran this notebook:
 
 # %%
 # NBVAL_IGNORE_OUTPUT
 torch.set_num_threads(1)
-rates = this_rate, this_bandwidth = matrix_rate(repeats=10), memory_bandwidth()
-print(f"{this_rate / 1e9:.0f} billion FLOP/s, {this_bandwidth / 1e9:.0f} billion bytes/s")
+speeds = np.array([*matrix_rates(repeats=10), memory_bandwidth()])
+rates = speeds[:2].max(), speeds[2]
+print("F.linear {:.0f}, oneDNN {:.0f} billion FLOP/s; {:.0f} billion bytes/s".format(*speeds / 1e9))
 
 # %% [markdown]
 # ## The roofline
 #
-# > **In short.** An operation takes at least as long as the slower of its two parts: multiplying numbers, or moving them. Its intensity decides which.
+# > **In short.** An operation takes at least as long as the slower of its parts: multiplying numbers, or moving them.
 #
 # With the rate $r$ in FLOP/s and the bandwidth $w$ in bytes a second, if the machine computes and moves at the same time:
 #
 # $$ \text{seconds} \;\ge\; \max\Big(\frac{\text{FLOPs}}{r},\; \frac{\text{bytes}}{w}\Big)
 #    \qquad\Longleftrightarrow\qquad \text{speed} = \frac{\text{FLOPs}}{\text{seconds}} \;\le\; \min\big(r,\; w\cdot I\big) $$
 #
-# The two limits meet at the *ridge*, $I = r/w$. An operation left of it is *memory-bound*: arithmetic waits for memory. One right of it is *compute-bound*.
+# The two limits meet at the *ridge*, $I = r/w$. An operation left of it is *memory-bound*: its limit is the memory. One right of it is *compute-bound*.
 
 
 # %%
@@ -280,52 +275,53 @@ def roof_seconds(flops: float, size: float, rate: float, bandwidth: float) -> fl
 # %% [markdown]
 # ### The operations of our step
 #
-# Now the code of chapters 1 to 6, at the sizes of a full batch. Beside it stands what gives the same result: one call of PyTorch (*fused*), or oneDNN's product. FLOPs of other than products are a convention: a few for each number.
+# Now the operations of chapters 1 to 6, for a full batch. Most have a second way, which we call *fused*: one call of PyTorch, or for a product, oneDNN. For what isn't a product FLOPs are a convention, a few for each number (that moves a dot along the slanted roof).
 
 
 # %%
 TOKENS = 2048  # of one side of a full batch
-ADAM_BYTES = 4 * 7  # a weight: itself, its averages and gradient are read; all but the last written
 
 
-def linear(inputs: int, outputs: int) -> tuple:
-    """A product with a batch's rows: numbers, FLOPs and bytes a number, `F.linear` and oneDNN's."""
-    product, x = Product("", 1, TOKENS, inputs, outputs), torch.randn(TOKENS, inputs)
-    calls = [partial(affine, x, torch.randn(outputs, inputs), None, way) for way in (False, True)]
-    return x.numel(), 2 * outputs, product.bytes / x.numel(), *calls
+def linear(times: int, inputs: int, outputs: int) -> tuple:
+    """A row of the table below: a batch's rows times weights, by `F.linear` and by oneDNN."""
+    product = Product(1, TOKENS, inputs, outputs)
+    x, weight = torch.randn(TOKENS, inputs), torch.randn(outputs, inputs)
+    calls = [partial(affine, x, weight, None, onednn) for onednn in (False, True)]
+    return times, product.flops, product.bytes, *calls
 
 
 # %%
 D, L, V, heads, model = SMALL.d_model, 16, SMALL.vocab, SMALL.h, series_model(SMALL)
-x, y, wide, logits = (torch.randn(TOKENS, width) for width in (D, D, SMALL.d_ff, V))
+x, y, logits = (torch.randn(TOKENS, width) for width in (D, D, V))
 q, k, v = torch.randn(3, TOKENS // L, heads, L, D // heads)
 mask = torch.ones(TOKENS // L, 1, 1, L, dtype=torch.bool)
-labels = torch.randint(EOS + 1, V, (TOKENS,))
+labels, criterion = torch.randint(EOS + 1, V, (TOKENS,)), LabelSmoothing(0.1)
+attend, sdpa = (partial(f, q, k, v, mask) for f in (attention, F.scaled_dot_product_attention))
 norm, fused_norm, dropout = LayerNorm(D), nn.LayerNorm(D), nn.Dropout(SMALL.dropout)
-attentions = [partial(f, q, k, v, mask) for f in (attention, F.scaled_dot_product_attention)]
-fused_loss = partial(F.cross_entropy, logits, labels, label_smoothing=0.1, reduction="sum")
-for weight in (weights := list(model.parameters())):
-    weight.grad = torch.randn_like(weight)
-adam, fused_adam = (torch.optim.Adam(weights, lr=1e-4, fused=fused).step for fused in (None, True))
+batch_loss(model, random_batch(SMALL, 2, L), criterion)[0].backward()  # for Adam: any gradients
+adam, fused_adam = (torch.optim.Adam(model.parameters(), 1e-4, fused=f) for f in (None, True))
+
+# %% [markdown]
+# The three encoder and three decoder layers have nine attentions and six feed-forward networks: 15 residual sums and, with two at the end, 17 LayerNorms.
 
 # %%
-listed = {  # times in a step, numbers, FLOPs and bytes a number, calls
-    "projection": (36, *linear(D, D)),
-    "feed-forward, out": (6, *linear(D, SMALL.d_ff)),
-    "feed-forward, back": (6, *linear(SMALL.d_ff, D)),
-    "logits": (1, *linear(D, V)),
-    "attention": (9, x.numel(), 4 * L, 16, *attentions),
-    "LayerNorm": (17, x.numel(), 8, 8, partial(norm, x), partial(fused_norm, x)),
-    "residual sum": (15, x.numel(), 1, 12, partial(torch.add, x, y), None),
-    "ReLU": (6, wide.numel(), 1, 8, partial(torch.relu, wide), None),
-    # in d_ff: 6 of that width, 17 of D = d_ff / 4, 9 of heads · L = d_ff / 8
-    "dropout": (6 + 17 / 4 + 9 / 8, wide.numel(), 2, 8, partial(dropout, wide), None),
-    "loss": (1, logits.numel(), 5, 4, partial(criterion, logits, labels), fused_loss),
-    "Adam": (1, parameter_count(SMALL), 12, ADAM_BYTES, adam, fused_adam),
+ADAM_BYTES = 4 * 7  # a weight: itself, its averages and gradient are read; all but the last written
+n, P = x.numel(), parameter_count(SMALL)
+drops = 17 + 6 * SMALL.d_ff / D + 9 * heads * L / D  # of x's size, of d_ff, of weights
+columns = ["times", "FLOPs", "bytes", "call", "fused"]  # in a step; of one call; the two ways
+listed = {
+    "projection": linear(9 * 4, D, D),
+    "feed-forward": linear(6 * 2, D, SMALL.d_ff),
+    "logits": linear(1, D, V),
+    "attention": (9, 4 * L * n, 16 * n, attend, sdpa),
+    "LayerNorm": (17, 8 * n, 8 * n, partial(norm, x), partial(fused_norm, x)),
+    "residual sum": (15, n, 12 * n, partial(torch.add, x, y), None),
+    "dropout": (drops, 2 * n, 8 * n, partial(dropout, x), None),
+    "loss": (1, 5 * logits.numel(), 4 * logits.numel(), partial(criterion, logits, labels), None),
+    "Adam": (1, 12 * P, ADAM_BYTES * P, adam.step, fused_adam.step),
 }
-rows = [(times, n * flops, n * size, *calls) for times, n, flops, size, *calls in listed.values()]
-operations = pd.DataFrame(rows, list(listed), ["times", "FLOPs", "bytes", "call", "fused"])
-products = operations.index[:5]
+operations = pd.DataFrame.from_dict(listed, orient="index", columns=columns)
+linears, products = operations.index[:3], operations.index[:4]
 assert 3 * (operations["times"] * operations["FLOPs"])[products].sum() == step_flops(SMALL, even)
 
 # %% [markdown]
@@ -338,40 +334,45 @@ with torch.no_grad():
     operations["seconds"] = operations["call"].map(best_seconds)
     operations["fused seconds"] = operations["fused"].map(best_seconds, na_action="ignore")
 gain = operations["seconds"] / operations["fused seconds"]
-assert gain["LayerNorm"] > 1.5
+assert gain["LayerNorm"] > 1.5 and (gain["attention"] < 1.5 or new_pages(attend) > 100)
 speed.roofline_chart(operations, *rates)
 
 # %% [markdown]
-# Most are memory-bound, yet few are held up by memory: LayerNorm, the loss and dropout stay far below the roof, and the residual sum is above it.
+# Attention is at the ridge; left of it everything is memory-bound. Yet few reach their roof: LayerNorm, the loss, dropout and attention stay far below, the residual sum is above. And `F.linear` is half as fast as oneDNN.
 #
 # ## Why the dots are where they are
 #
 # > **In short.** Guess what holds an operation up, say what would refute the guess, and measure that alone.
 #
-# **Too many bytes?** Chapter 4's LayerNorm is a chain: variance and mean, a difference, two products, a sum. Each link reads and writes tensors. If that makes it slow, a chain's time is to the fused call's as its bytes are to the least.
+# **Narrow instructions?** On this page's processor, an AMD, oneDNN calculates with 512 bits at a time. We guess that Intel's MKL uses only 256. Then oneDNN must be nearly as slow when it may use no more. It is: started with `ONEDNN_MAX_CPU_ISA=AVX2`, this notebook prints 116 for oneDNN.
 #
-# **One slow link?** PyTorch's profiler times each operation. *Self* time leaves out the operations that it calls. We want the most self time.
+# **Too many bytes?** Chapter 4's LayerNorm is a chain: variance and mean, a difference, two products, a sum. Each link reads and writes tensors. If so, it takes as many times the fused call's time as it moves times the least bytes.
+#
+# **One slow link?** PyTorch's profiler times each operation, without those that it calls: its *self* time.
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-chains = operations.loc[["Adam", "LayerNorm", "dropout", "loss"]]
+chains = operations.loc[["Adam", "LayerNorm", "attention", "dropout", "loss"]]
 with torch.no_grad():
-    moved, slowest = (chains["call"].map(look) for look in (moved_bytes, slowest_inside))
+    moved, slowest = chains["call"].map(moved_bytes), chains["call"].map(slowest_inside)
 inside = pd.DataFrame(slowest.tolist(), chains.index, ["slowest link", "its share"])
 inside["bytes / least"], inside["time / fused"] = moved / chains["bytes"], gain[chains.index]
-assert {"aten::var_mean", "aten::bernoulli_"} <= set(inside["slowest link"])
-assert moved_bytes(operations["fused"]["loss"]) / chains["bytes"]["loss"] > 3.9
+ways = partial(torch.var_mean, x, -1), lambda: (x - x.mean(-1, keepdim=True)).square().mean(-1)
+link, means = map(best_seconds, ways)
+assert {"aten::var_mean", "aten::bernoulli_"} <= set(inside["slowest link"]) and link > 2 * means
+print(f"var_mean {1e3 * link:.2f} ms, a mean and a mean of squares {1e3 * means:.2f} ms")
 inside.round(2)
 
 # %% [markdown]
-# - *Adam*: the guess holds. It moves 2.6 times the least bytes, in about as many times the time.
-# - *LayerNorm*: refuted. It moves 4.5 times the least bytes, but takes far longer. Most of it is one link, `var_mean`.
+# - *Adam*: too many bytes, 2.6 times the least, in about as many times the time.
+# - *LayerNorm*: one slow link, `var_mean`. A mean, and the mean of the squared differences, move more bytes and take a twentieth.
+# - *Attention*: the fused call moves the least bytes, and is no faster where no memory is new. Our slowest link is many products of small matrices (`bmm`), (16, 32) by (32, 16).
 # - *Dropout*: most of it is drawing random numbers, which count as neither FLOPs nor bytes.
-# - *The loss*: the fused call is a chain, too, and moves 4 times the least. But one of our links is a riddle: inside `logsumexp`, subtracting each row's maximum (`sub`) takes longest.
+# - *The loss*: one strange link: subtracting each row's maximum (`sub`).
 #
 # ### Bandwidth by size
 #
-# **Above the roof?** The residual sum's numbers may have stayed in the *cache*, a small, faster memory inside the processor. If so, larger tensors must fall to the roof. If we count too many bytes instead, sums of any size lie above.
+# **Above the roof?** The residual sum's numbers may have stayed in the *cache*, a small, faster memory inside the processor. If so, larger tensors fall to the roof. If we count too many bytes, sums of any size lie above.
 #
 # **New memory?** `x + y` makes a new tensor, `torch.add(x, y, out=z)` fills one that exists. **Predict.** Does it matter?
 
@@ -380,38 +381,37 @@ inside.round(2)
 # NBVAL_IGNORE_OUTPUT
 rows = []
 for count in (2**power for power in range(16, 26)):
-    a, b, result = torch.ones(3, count)
-    sums = partial(torch.add, a, b, out=result), partial(torch.add, a, b)
-    rows.append((12 * count, *(12 * count / best_seconds(call) for call in sums)))
-sweep = pd.DataFrame(rows, columns=["touched", "sum, kept result", "sum, new result"])
+    a, b, kept = torch.ones(3, count)
+    sums = partial(torch.add, a, b, out=kept), partial(torch.add, a, b)
+    rows.append((kept.nbytes, *(3 * kept.nbytes / best_seconds(call) for call in sums)))
+sweep = pd.DataFrame(rows, columns=["result", "sum, kept result", "sum, new result"])
 assert sweep["sum, kept result"].max() > 1.3 * sweep["sum, kept result"].iloc[-1]
-speed.bandwidth_chart(sweep, this_bandwidth)
+speed.bandwidth_chart(sweep, rates[1])
 
 # %% [markdown]
-# The cache it is: small tensors move faster than memory can, large ones fall to the roof or below. But a large *new* result costs several times the sum (here from 64 MiB on).
+# It was the cache (three tensors share it): only small tensors move faster than memory can. (Below the dashed line, since a separate result is first read, too: a fourth transfer.) But a *new* result of 64 MiB takes several times as long as a kept one.
 #
-# **Case: the slow subtraction.** *Symptom*: in the loss, a subtraction takes longer than exponentials. *Suspect*: its result is new, 64 MiB. *Instrument*: the system counts each *page* (mostly 4 KiB) that it hands to a program.
+# **Case: the slow subtraction.** *Symptom*: in the loss, a subtraction takes longer than exponentials. *Suspect*: its result is new, 64 MiB. *Instrument*: the system counts each *page* (mostly 4 KiB) of memory that it hands to a program.
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-kept, table = torch.empty_like(logits), torch.randn(D, V)
-subtract, multiply = partial(torch.sub, logits, 1), partial(torch.mm, x, table)
-calls = {"subtraction, new result": subtract, "kept result": partial(subtract, out=kept)}
-calls |= {"logits' product, new": multiply, "kept": partial(multiply, out=kept)}
-calls = pd.Series(calls)
-costs = pd.DataFrame({"seconds": calls.map(best_seconds), "new pages": calls.map(new_pages)})
-price, pages = costs.iloc[0] - costs.iloc[1]
-assert pages < 10_000 or price > 0.5 * costs["seconds"].iloc[1]  # some systems keep pages
-costs.round(3)
+calls = partial(torch.sub, logits, 1), partial(torch.sub, logits, 1, out=logits.clone())
+(new, kept), (pages, kept_pages) = map(best_seconds, calls), map(new_pages, calls)
+assert pages < 10_000 or new > 1.5 * kept  # some systems keep pages
+print(f"new result {new:.3f} s, {pages:,} new pages; kept result {kept:.3f} s, {kept_pages:,}")
+step = partial(train_step, model, [random_batch(SMALL, len(even), L)], criterion, adam, 1.0)
+step()  # the first takes more
+step_pages, price = new_pages(step), (new - kept) / max(pages, 1)
+print(f"a step: {step_pages:,} new pages, at that price {step_pages * price:.2f} s")
 
 # %% [markdown]
-# *Culprit*: pages. The system clears each before it hands it out; a large tensor's go back when it is freed. The logits are such a tensor, too: into a kept one, their product is faster by about the same price. A program can keep freed memory (chapter 12): *memory kept*, otherwise *as it comes*.
+# *Culprit*: pages. The system clears each before it hands it out. A step's are seven tensors of the logits' size. From 32 MiB on (the chart's cliff) the C library gives memory back after each use. The logits' product pays this, too, so it lies lower in the first chart.
 #
 # ## The floor of a step
 #
 # > **In short.** Put every product on the roof, let the optimizer touch each weight, and count the rest as free.
 #
-# Softmax, dropout, LayerNorm and sums could be done while numbers pass by anyway. Adam must visit each weight, its gradient and its averages (from the cache, it can be faster).
+# Softmax, dropout, LayerNorm and sums could be done to numbers that pass by anyway. Adam must visit each weight, gradient and average. (All of it from memory, not from the cache.)
 
 
 # %%
@@ -425,52 +425,48 @@ def least_seconds(shape: Shape, lengths: Sequence, rate: float, bandwidth: float
 # %% [markdown]
 # ### The paper's step
 #
-# The paper's base model took 0.4 seconds a step on eight P100 GPUs (§5.2), with about 25,000 tokens a side in a batch (§5.1), an eighth of them on each GPU. A P100 does 9.5 TFLOP/s (§6.1, footnote 5) and moves 732 GB/s by its data sheet. We assume sentences of 25 tokens without padding, and no exchange of gradients. **Predict.** What share of those 0.4 seconds is the floor?
+# The paper's base model took 0.4 seconds a step on eight P100 GPUs (§5.2), with about 25,000 tokens a side in a batch (§5.1), an eighth of them on each GPU. A P100 does 9.5 TFLOP/s (§6.1, footnote 5) and moves 732 GB/s by its data sheet. We assume sentences of 25 tokens, and no exchange of gradients. **Predict.** What share of those 0.4 seconds is the floor?
 
 # %%
 paper = replace(BASE, vocab=PAPER_VOCAB)
-paper_floor = least_seconds(paper, eighth := [(25, 25)] * 125, 9.5e12, 732e9)
+paper_floor = least_seconds(paper, [(25, 25)] * 125, 9.5e12, 732e9)
 print(f"floor {paper_floor:.2f} s of 0.40 s: {paper_floor / 0.4:.0%}")
-print(f"100,000 steps: {100_000 * 8 * step_flops(paper, eighth):.1e} FLOPs counted")
 
 # %% [markdown]
-# Table 2's $3.3\cdot10^{18}$ FLOPs are no count: 12 hours × 8 GPUs × 9.5 TFLOP/s is what the GPUs *could* have done.
-#
 # ## Where the time goes
 #
 # > **In short.** Predict a step from its parts, then measure the whole.
 #
-# Two predictions for a step of your machine: the floor, and the sum of all operations, each measured alone, forward and backward. If the sum is below the step, the list lacks something, or an operation takes longer among others. **Predict.** Which operation's backward pass is almost free?
+# Another prediction of a step is the sum of its operations, each measured alone, forward and backward. If the step takes longer, our list lacks something, or operations slow each other. **Predict.** Which operation's backward pass is almost free?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-forward, calls = operations["seconds"], operations["call"].drop("Adam")  # which has no backward
-backward = calls.map(two_passes).map(best_seconds) - forward
-assert backward["dropout"] < 0.5 * forward["dropout"]
-account = pd.DataFrame({"forward": forward, "backward": backward}).mul(operations["times"], axis=0)
-floor, parts = least_seconds(SMALL, even, *rates), account.sum().sum()
-print(f"floor {floor:.2f} s, sum of the parts {parts:.2f} s")
-(backward / forward).dropna().round(1).to_frame("backward / forward").T
+calls, forward = operations["call"].drop("Adam"), operations["seconds"]  # Adam: no backward pass
+both = calls.map(two_passes).map(best_seconds).reindex(forward.index, fill_value=forward["Adam"])
+ratio, parts = both / forward - 1, operations["times"] * both
+assert ratio["dropout"] < 0.5
+floor = least_seconds(SMALL, even, *rates)
+print(f"floor {floor:.2f} s, sum of the parts {parts.sum():.2f} s")
+ratio.drop("Adam").sort_values().round(1).to_frame("backward / forward")
 
 # %% [markdown]
-# A product's takes about two forward passes, as its FLOPs say. Dropout's is almost free: it draws no numbers.
+# Dropout's, which draws no numbers, and the sum's, which hands its gradient on. A product's takes about two forward passes.
 #
-# **Predict.** How many seconds does a step take? Write it down.
+# **Predict.** How many seconds does a step take, and what takes most of those beyond the floor?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-optimizer = torch.optim.Adam(weights, lr=1e-4)
-step = partial(train_step, model, [random_batch(SMALL, len(even), L)], criterion, optimizer, 1.0)
-whole, step_pages = best_seconds(step, repeats=4), new_pages(step)
-assert 0.5 < parts / whole < 1.2 and whole > 1.2 * floor
-print(f"a step {whole:.2f} s: {whole / floor:.1f} floors; the parts are {parts / whole:.0%} of it")
-print(f"{step_pages:,} new pages in it, at that price {price * step_pages / max(pages, 1):.2f} s")
-least = 3 * (operations["times"] * operations["roof"])[products]
-least["Adam"] = operations["roof"]["Adam"]
-speed.step_account_chart(account, least, whole)
+whole = best_seconds(step, repeats=4)
+assert 0.5 < parts.sum() / whole < 1.2 and whole > 1.2 * floor
+passes = pd.Series(dict.fromkeys(products, 3) | {"Adam": 1})  # that the floor has of each
+beyond = parts.sub(passes * operations["times"] * operations["roof"], fill_value=0)
+beyond = beyond.rename(dict.fromkeys(linears, "products")).groupby(level=0).sum()
+saved = (operations["times"] * (forward - operations["fused seconds"]))[linears].sum()
+print(f"a step {whole:.2f} s, {whole / floor:.1f} floors; oneDNN would save {saved:.2f} s forward")
+speed.beyond_chart(floor, beyond, whole)
 
 # %% [markdown]
-# Here over half of the excess over the floor is products: forward, oneDNN is twice as fast.
+# About half of the time beyond the floor goes to products. Most of that is the library's: oneDNN would save a third of it in the forward pass alone, which has a third of the products. Then come the loss (new memory), dropout (random numbers) and LayerNorm. The list lacks embeddings, biases, ReLU, clipping, copies, sums of gradients, and Python.
 #
 # `results/speed-steps.json` repeats this on another machine, with two threads and real captions. **Predict** from the pages' price: what is keeping memory worth?
 
@@ -481,43 +477,29 @@ for name, words in {"textbook": "as it comes", "textbook, memory kept": "memory 
     print(f"{words:12}{seconds:.2f} s, {seconds / record['floor_seconds']:.1f} floors")
 
 # %% [markdown]
-# It is worth 12% of the step.
+# It saves 12%, as the pages' price foretold (0.18 of 1.50 s).
 #
 # ## How cost grows
 #
-# > **In short.** Change one size, keep the others, and make both axes logarithmic. A straight line is a power law, and its slope is the exponent. Where it bends, each place has its own slope.
+# > **In short.** Change one size only. On two logarithmic axes a straight line is a power law; its slope is the exponent.
 #
-# The paper's Table 1 gives self-attention $O(L^2 D)$ operations in each layer. That leaves out the projections, $O(L D^2)$.
-#
-# Here are costs of another machine, as they come (`results/speed-growth.json`). One axis is varied, the others stay in the middle: 32 tokens a sentence, 2,048 tokens a side, D = 256, 3 + 3 layers. Memory is what autograd keeps for the backward pass. **Predict** the slopes of time along the four axes.
+# `results/speed-growth.json` is of another machine, as it comes. One size varies, the others stay at 32 tokens a sentence, 2,048 tokens a side, D = 256, 3 + 3 layers. **Predict** the slopes of time.
 
 # %%
-names = {"seconds": "time", "bytes": "memory", "flops": "FLOPs"}
-points = pd.DataFrame(load_record("speed-growth")["points"]).rename(columns=names)
-points, costs = points[points["path"] == "textbook"], list(names.values())
-logs = np.log(points[["value", *costs]]).groupby(points["axis"]).diff().dropna()
-slopes = logs[costs].div(logs["value"], axis=0)  # between neighbouring values
-assert slopes["time"].groupby(points["axis"]).last().idxmax() == "width"
-speed.growth_chart(points.assign(slope=slopes["time"]), costs)
-
-# %%
-slopes.groupby(points["axis"], sort=False).agg(["first", "last"]).round(1)
+points = pd.DataFrame(load_record("speed-growth")["points"])
+speed.growth_chart(points[points["path"] == "textbook"])
 
 # %% [markdown]
-# The first and last slopes. Only the FLOPs along the tokens are a power law. (Time is noisy: the middle setting took 0.95 to 1.08 s. That moves a slope over a doubling by 0.2, depth's last by 0.5.)
-#
-# - *Tokens.* Memory begins flatter and comes to 1: 30 MB are fixed, the weights.
-# - *Depth.* Layers outgrow the logits, whose cost is fixed: the FLOPs' slope rises towards 1.
-# - *Width.* The FLOPs' slope lies between 1, for the logits, and 2, for the layers. Time begins at 0.6. Below 1, some of it doesn't grow with $D$ (the loss has rows of V numbers). Time grows more slowly than the FLOPs, so a wider model uses a machine better.
-# - *Length.* Time and memory rise faster than the FLOPs: softmax and dropout aren't counted, and autograd keeps H weights for each pair of tokens.
+# - *Length*: at a fixed number of tokens Table 1's $O(L^2 D)$ a sentence grows with $L$ only, and the projections outweigh it: 15% more FLOPs from 8 to 256. Time grows by half: attention's FLOPs are slow (first chart).
+# - *Width*: the FLOPs' slope grows from 1.5 towards 2 (the logits' part, $DV$, grows only with $D$). Time's stays below it. So a wider model uses a machine better.
 #
 # ## Summary
 #
 # - A product takes $2ijk$ FLOPs, a step three times its forward pass: about $6\,P\,n$ in all.
 # - A machine has two rates, and an operation's intensity decides which can be its limit: its roof.
-# - Operations miss their roofs for reasons that one can test: another library (products), more bytes than needed (Adam), one slow link (LayerNorm, dropout), new memory (loss, logits).
-# - The floor is every product at the roof plus Adam's traffic. On the record's machine our step took 4.1 floors as it comes, 3.7 with memory kept.
-# - At a fixed number of tokens, length costs little (here up to 256). From D = 256 on, time grows most with width.
+# - Operations miss their roofs for reasons that one can test: the library (products), one slow link (LayerNorm, dropout), new memory (the loss), bytes (Adam).
+# - The floor is every product at the roof plus Adam's traffic.
+# - At a fixed number of tokens length costs little, and width most.
 #
 # ## Exercises
 #
@@ -527,7 +509,7 @@ slopes.groupby(points["axis"], sort=False).agg(["first", "last"]).round(1)
 #
 # *code · difficulty ●●○ · worth ●●● · 15 minutes*
 #
-# A GPU takes orders and returns at once; `wait()` returns when all of them are done. The first call is slow, and now and then something disturbs one. Write `stopwatch(work, wait, clock, rounds)`: the median over `rounds` of the seconds that one `work()` takes, by `clock()`, after one call that isn't timed. The checker pretends to be a device with a clock of its own. (`solution("stopwatch")` shows ours.)
+# A GPU takes orders and returns at once; `wait()` returns when all of them are done. The first call is slow, and now and then something disturbs one. Write `stopwatch(work, wait, clock, rounds)`: the median over `rounds` of the seconds that one `work()` takes, by `clock()`, after one call that isn't timed. (`solution("stopwatch")` shows ours.)
 
 
 # %%
@@ -543,7 +525,7 @@ check(stopwatch)
 #
 # *think · difficulty ●●○ · worth ●●● · 20 minutes*
 #
-# A GPU does 60 TFLOP/s in float32 and moves 3 TB/s. First with a pencil:
+# A GPU does 60 TFLOP/s in float32 and moves 3 TB/s.
 #
 # 1. From what intensity on is its arithmetic the limit?
 # 2. What is the floor of a training step of `BASE` (48.3 million weights) with 128 pairs of 16 tokens?

@@ -42,18 +42,16 @@ import math
 import platform
 import random
 import shutil
-import statistics
+import struct
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import Function, gradcheck
 
 from scripts import ROOT
 from scripts.book.exercises import check
@@ -69,25 +67,21 @@ from scripts.core.settings import multiplies_bf16
 
 # %%
 torch.set_num_threads(1)
-half = multiplies_bf16(torch.device("cpu"))  # has this processor products of 16-bit numbers?
+bf16 = multiplies_bf16(torch.device("cpu"))  # has this processor products of 16-bit numbers?
 
 # %% [markdown]
 # ## Two programs in turn
 #
 # > **In short.** "Faster" is a ratio of two programs' times, taken in turns. A program that races itself shows what chance does.
 #
-# We climb a staircase. Each step makes the program below it faster, and must compute the same numbers. A *duel* times the two: in each round both run once, and only the ratio of their times counts, since a slow moment of the machine hits both. We count the processor's seconds (`time.process_time`), not the clock's, so other programs matter less.
+# We climb a staircase. Each stair makes the program below it faster, and must compute the same numbers. A *duel* times the two. In each round both run once, and only the ratio of their times counts: a slow spell hits both, and the median of the rounds drops a slow moment. We count the processor's seconds (`time.process_time`), not the clock's, so other programs matter less.
 #
-# **Your turn.** Write `duel`. Who goes first must alternate: the second finds a warmer or a fuller cache.
+# **Your turn.** Write `duel`. Both run once to warm up. Then `before` begins the first round, `after` the second, and so on: who runs second finds a warmer or a fuller cache.
 
 
 # %% tags=["yours"]
 def duel(before: Callable, after: Callable, rounds: int = 6) -> list[float]:
-    """How many times as long `before` takes as `after`, in each of the rounds.
-
-    Each runs once to warm up. Who goes first alternates, and begins with `before`. Times are this
-    process's seconds on the processor.
-    """
+    """How many times as long `before` takes as `after`, in each of the rounds."""
     before()
     after()
     ratios = []
@@ -103,13 +97,13 @@ def duel(before: Callable, after: Callable, rounds: int = 6) -> list[float]:
 
 # %%
 turns = []
-work = lambda name, size: turns.append(name) or sum(range(size))  # noqa: E731
+work = lambda name, size: (turns.append(name), sum(range(size)))  # noqa: E731
 ratios = duel(partial(work, "b", 400_000), partial(work, "a", 100_000), rounds=3)
-assert "".join(turns) == "ba" + "ba" + "ab" + "ba" and len(ratios) == 3
-assert 1.5 < statistics.median(ratios) < 10, "four times the work"
+assert "".join(turns) == "ba" + "ba" + "ab" + "ba" and len(ratios) == 3  # warm-up, then rounds
+assert 1.5 < np.median(ratios) < 10, "four times the work"
 
 # %% [markdown]
-# The contenders train chapter 4's model, with one layer on each side, on 96 pairs of random words whose lengths are like Multi30k's. A *lap* takes an optimizer step on each batch.
+# The contenders train chapter 4's model, with one layer on each side, on 96 made-up pairs, whose lengths are like Multi30k's. A *lap* takes an optimizer step on each batch.
 
 
 # %%
@@ -145,16 +139,21 @@ def laps(batches, model=None, half=False, fused=None) -> Callable[[], None]:
     return lap
 
 
-def show(ratios: list[float], at_least: float = 0.0, what: str = "") -> None:
+LIVE = {}  # the median of each duel on this page
+
+
+def show(ratios: list[float], what: str, at_least: float = 0.0) -> None:
     """Print a duel's median and range, and check the median."""
-    middle = statistics.median(ratios)
-    print(f"duel: {middle:.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f}) {what}")
+    LIVE[what] = middle = np.median(ratios)
+    print(f"duel: {middle:.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f}): {what}")
     assert middle > at_least, "slower than any of our machines: does something else run?"
 
 
-def total_loss(model: nn.Module, batches: list[Batch]) -> float:
-    """The loss of all batches without dropout: what must stay the same."""
-    return sum(batch_loss(model.eval(), b, LabelSmoothing())[0].item() for b in batches)
+def loss_and_slope(model: nn.Module, batches: list[Batch]) -> list[float]:
+    """All batches' loss, and its gradient's length, without dropout: what must stay the same."""
+    loss = sum(batch_loss(model.eval(), batch, LabelSmoothing())[0] for batch in batches)
+    loss.backward()
+    return [loss.item(), nn.utils.clip_grad_norm_(model.parameters(), math.inf).item()]
 
 
 # %% [markdown]
@@ -164,46 +163,47 @@ def total_loss(model: nn.Module, batches: list[Batch]) -> float:
 rng = random.Random(0)
 pairs = [random_pair(rng) for _ in range(96)]
 to_longest = [make_batch(pairs[i : i + 32]) for i in (0, 32, 64)]
-show(duel(*[laps(to_longest[:1])] * 2), at_least=0.8)
+show(duel(lap := laps(to_longest[:1]), lap), "the same again", at_least=0.8)
 
 # %% [markdown]
-# The control differs from 1 by a few percent. A step that gains less can't be seen here: that takes a larger model and more rounds.
+# The control differs from 1 by a few percent. To see less takes a larger model and more rounds.
 #
 # ## Padding
 #
 # > **In short.** The cheapest product is the one that you don't compute.
 #
-# The Annotated Transformer pads each pair to a fixed width, 72. Step one pads to the batch's longest sentence instead. Step two puts sentences of like length together (chapter 7's `token_batches`).
+# The Annotated Transformer pads each pair to a fixed width, 72. First stair: pad to the batch's longest sentence instead. Second: put sentences of like length together (chapter 7's `token_batches`).
 
 
 # %%
 wide = lambda ids, width: F.pad(ids, (0, width - ids.size(1)))  # noqa: E731
-to_72 = [Batch(wide(b.src, 72), wide(b.full, 73)) for b in to_longest]
+to_72 = [Batch(wide(b.src, 72), wide(b.full, 73)) for b in to_longest]  # a target loses one token
 plan = token_batches(pairs, max(batch.tgt_y.numel() for batch in to_longest), rng)
 in_buckets = [make_batch([pairs[i] for i in indices]) for indices in plan]
-losses = [total_loss(live_model(), batches) for batches in (to_longest, to_72, in_buckets)]
-assert np.allclose(losses, losses[0], rtol=1e-5)
-show(duel(laps(to_72), laps(to_longest), 3), at_least=1.5, what="padded to the longest")
-show(duel(laps(to_longest), laps(in_buckets), 4), at_least=1.1, what="sorted")
+sums = [loss_and_slope(live_model(), batches) for batches in (to_longest, to_72, in_buckets)]
+assert np.allclose(sums, sums[0], rtol=1e-5)
+show(duel(laps(to_72), laps(to_longest), 3), "padded to the longest", at_least=1.5)
+show(duel(laps(to_longest), laps(in_buckets), 4), "sorted by length", at_least=1.1)
 
 # %% [markdown]
 # ## One line: 16 bits
 #
 # > **In short.** Where a processor has products of 16-bit numbers, they take half the time or less. Weights, sums and Adam stay in 32 bits.
 #
-# A bfloat16, or *bf16*, is the first half of a float32: the same range, but 8 binary digits instead of 24. `torch.autocast` rounds the factors of products to it; softmax, ReLU and most dropout between products are in 16 bits, too. Sums inside a product stay in 32 bits, and so do weights, LayerNorm, the loss and Adam (Micikevicius et al. 2018). So the numbers are the same only up to rounding. Most GPUs can do it, and some CPUs (AVX512-BF16, AMX).
+# A bfloat16, or *bf16*, is the first half of a float32: the same range, but 8 binary digits instead of 24. `torch.autocast` rounds both factors of a product to it, and on a CPU softmax, ReLU and dropout between products are in 16 bits, too. Sums inside a product, weights, LayerNorm, the loss and Adam keep 32 bits (Micikevicius et al. 2018). So the numbers are the same only up to rounding. Most GPUs can do it, and some CPUs (AVX512-BF16, AMX).
 
 # %%
-loss_in_16_bits = torch.autocast("cpu", torch.bfloat16)(total_loss)(live_model(), in_buckets)
-assert math.isclose(loss_in_16_bits, losses[0], rel_tol=0.01)
-show(duel(laps(in_buckets), laps(in_buckets, half=half)), at_least=1.1 if half else 0.8)
+with torch.autocast("cpu", torch.bfloat16):
+    assert np.allclose(loss_and_slope(live_model(), in_buckets), sums[0], rtol=0.01)
+ratios = duel(laps(in_buckets), laps(in_buckets, half=bf16))
+show(ratios, "autocast", at_least=1.1 if bf16 else 0.8)
 
 # %% [markdown]
 # ## One call: keep memory
 #
 # > **In short.** The C library gives a large freed tensor back to the operating system. The next one gets fresh pages, each zeroed first.
 #
-# Settings of glibc keep what is freed. They hold for the whole process, so the duel switches them back and forth; then they stay. (Off is not quite glibc's own state, which adapts; but a fresh process is as slow.)
+# glibc, the C library of most Linux systems, has settings that keep what is freed. They hold for the whole process, so the duel switches them back and forth. After it they stay on.
 
 
 # %%
@@ -218,16 +218,19 @@ def keep_memory(settings: dict[int, int] = KEPT) -> bool:
 
 
 # %%
-lap = laps(in_buckets, half=half)
-show(duel(lambda: (keep_memory(USUAL), lap()), lambda: (keep_memory(), lap())), at_least=0.8)
-keep_memory()  # for the rest of the chapter
+lap = laps(in_buckets, half=bf16)
+ratios = duel(lambda: (keep_memory(USUAL), lap()), lambda: (keep_memory(), lap()))
+kept = keep_memory()  # for the rest of the chapter
+show(ratios, "memory kept", at_least=0.8)
 
 # %% [markdown]
+# (glibc's own thresholds grow with use; `USUAL` sets their limits.)
+#
 # ## PyTorch's fused parts
 #
-# > **In short.** An operation in one kernel reads and writes its numbers once; in five kernels, five times.
+# > **In short.** A *kernel* is one compiled loop over a tensor. An operation made of five kernels reads and writes its numbers five times; one kernel does so once.
 #
-# Chapter 4's LayerNorm reads or writes a tensor nine times. `F.layer_norm` does all while a row is in the cache: it is one *kernel*, a compiled loop for a whole operation. `Adam(fused=True)` updates all weights in one pass.
+# Chapter 4's LayerNorm reads or writes a tensor nine times. `F.layer_norm` is one kernel: it does everything while a row is in the cache. `Adam(fused=True)` updates all weights in one pass.
 
 
 # %%
@@ -248,18 +251,16 @@ class FusedNorm(LayerNorm):
 
 # %%
 fused_model = lambda: become(live_model(), LayerNorm, FusedNorm)  # noqa: E731
-assert math.isclose(total_loss(fused_model(), in_buckets), losses[0], rel_tol=1e-5)
-program = laps(in_buckets, fused_model(), half=half, fused=True)
-show(duel(laps(in_buckets, half=half), program, 10), what="LayerNorm and Adam")
+assert np.allclose(loss_and_slope(fused_model(), in_buckets), sums[0], rtol=1e-5)
+with_fused = laps(in_buckets, fused_model(), half=bf16, fused=True)
+show(duel(laps(in_buckets, half=bf16), with_fused, 10), "fused parts")
 qkv = torch.randn(3, 64, 4, 16, 32, requires_grad=True)  # each (B, H, T, d_k)
 plain = lambda: attention(*qkv, dropout=F.dropout)[0].sum().backward()  # noqa: E731
 fused = lambda: F.scaled_dot_product_attention(*qkv, dropout_p=0.5).sum().backward()  # noqa: E731
-show(duel(plain, fused), what="attention alone")
+show(duel(plain, fused), "attention, alone")
 
 # %% [markdown]
-# At full size the first is worth 1.24 (record below). The second is a **dead end**. On a GPU `scaled_dot_product_attention` is FlashAttention (Dao et al. 2022), which keeps no scores in memory. There is such a kernel for CPUs, too, but it has no dropout. With dropout the function falls back to plain operations, and gains nothing.
-#
-# Another: **joint projections**, one product for Q, K and V. In an earlier [record](../results/speed-steps.json) they are worth 1.009, as is the same program against itself. We removed them.
+# The second duel shows a **dead end**. On a GPU, in 16 bits and without a mask of one's own, `scaled_dot_product_attention` is FlashAttention (Dao et al. 2022), which keeps no scores in memory. Its kernel for CPUs has no dropout. So here the function falls back to plain operations, and gains nothing. **Joint projections**, one product for Q, K and V, gained nothing, either ([record](../results/speed-steps.json)).
 #
 # ## `torch.compile`
 #
@@ -274,18 +275,18 @@ tail = lambda x, p: F.dropout(norm(x).relu(), p)  # noqa: E731
 if shutil.which("g++"):
     quick = torch.compile(tail)
     for p in (0.0, 0.1):
-        show(duel(partial(tail, x, p), partial(quick, x, p), 20), what=f"dropout {p}")
+        show(duel(partial(tail, x, p), partial(quick, x, p), 20), f"compiled, dropout {p}")
 else:
     print("duel: skipped, as there is no C++ compiler")
 
 # %% [markdown]
-# Without dropout the compiler's single pass is several times as fast. With dropout much of the gain is lost, for in the C++ that it writes, random numbers are made one at a time (look for `normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). A whole step became no faster when we tried (`python -m scripts.studies.race_training compiled`). On a GPU random numbers are made in parallel.
+# Without dropout the single pass is several times as fast. With dropout most of the gain is lost: random numbers take most of the time, and its C++ makes them one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). (A GPU makes them in parallel.)
 #
 # ## What dropout costs
 #
-# > **In short.** Dropout's arithmetic costs almost nothing. Its random numbers are among the most expensive numbers of the step.
+# > **In short.** Dropout's arithmetic costs almost nothing; making its random numbers is nearly all of its time.
 #
-# A mask needs only a yes or a no. So we cut 64 bits, from NumPy's faster generator, into four numbers of 16: an entry is dropped if its number is below $p\cdot 65{,}536$, rounded.
+# A mask needs only a yes or a no. So we have `random_` make 64 bits at once, and cut them into four numbers of 16. An entry is dropped if its number is among the $p\cdot 65{,}536$ lowest, rounded.
 
 
 # %%
@@ -294,10 +295,9 @@ DRAWS = 2**16  # the values of 16 random bits
 
 def keep_mask(shape: torch.Size, p: float, like: Tensor) -> Tensor:
     """1 where an entry stays and 0 where dropout takes it: `shape`, in the dtype of `like`."""
-    entries = math.prod(shape)
-    seed = int(torch.randint(2**63 - 1, ()))  # from PyTorch's generator; NumPy's makes bits faster
-    bits = np.random.SFC64(seed).random_raw(-(-entries // 4)).view(np.uint16)[:entries]
-    return torch.from_numpy(bits >= round(p * DRAWS)).to(like.dtype).view(shape)
+    bits = torch.empty(math.ceil(math.prod(shape) / 4), dtype=torch.int64).random_(-(2**63), None)
+    draws = bits.view(torch.int16)[: math.prod(shape)]  # −32,768 to 32,767
+    return (draws >= round(p * DRAWS) - DRAWS // 2).to(like.dtype).view(shape)
 
 
 def keep_scale(p: float) -> float:
@@ -317,12 +317,12 @@ class BitDropout(nn.Dropout):
 x, drop, from_bits = torch.ones(1000, 1000), nn.Dropout(0.25), BitDropout(0.25)
 dropped = from_bits(x)
 assert abs((dropped == 0).double().mean() - 0.25) < 0.003 and abs(dropped.mean() - 1) < 0.005
-show(duel(partial(drop, x), partial(from_bits, x), 20), at_least=1.2, what="alone")
-with_bits = become(fused_model(), nn.Dropout, BitDropout)
-show(duel(program, laps(in_buckets, with_bits, half=half, fused=True), 10), what="in the model")
+show(duel(partial(drop, x), partial(from_bits, x), 20), "a mask, alone", at_least=1.2)
+with_bits = laps(in_buckets, become(fused_model(), nn.Dropout, BitDropout), bf16, fused=True)
+show(duel(with_fused, with_bits, 10), "dropout from 16 bits")
 
 # %% [markdown]
-# At full size it is worth 1.15.
+# Dropout is a small part of this model's step, so little of the gain is left.
 #
 # ## A loss that never holds all logits
 #
@@ -332,7 +332,9 @@ show(duel(program, laps(in_buckets, with_bits, half=half, fused=True), 10), what
 #
 # $$ \frac{\partial\ell}{\partial z} = P - Y,\qquad \frac{\partial\ell}{\partial X} = (P - Y)\,W,\qquad \frac{\partial\ell}{\partial W} = (P - Y)^\top X $$
 #
-# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. Only $P$ is a full matrix (N, V). The labels are one entry a row, and $\varepsilon/V$ is the same everywhere: from each row of $\partial\ell/\partial X$ it subtracts $\varepsilon\,\bar w$, where $\bar w$ (D,) is the mean row of $W$. The gradients begin with that. Then a loop makes `chunk` rows of logits at a time, overwrites them with $P$, subtracts $1-\varepsilon$ at each label, and adds the two products. So the gradients are ready before the backward pass begins. A `Function` is an operation whose backward pass we write ourselves; `ctx` keeps what it needs.
+# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. Only $P$ is a full matrix (N, V). $Y$ needs none: a row has one label, and $\varepsilon/V$ everywhere. So each gradient starts as the part from $\varepsilon/V$ alone, which needs no logits. (In $\partial\ell/\partial X$ it is $-\varepsilon\,\bar w$ in each row, with $\bar w$ (D,) the mean row of $W$.) Then a loop makes `chunk` rows of logits at a time, overwrites them with $P$, subtracts $1-\varepsilon$ at each label, and adds the products.
+#
+# A `Function` is an operation whose backward pass we write ourselves; `ctx` keeps what it needs: here, the gradients themselves.
 #
 # **Your turn.** Write `forward`.
 
@@ -346,14 +348,14 @@ def softmax_(logits: Tensor, wide: torch.dtype) -> Tensor:
 
 
 # %% tags=["yours"]
-class LinearCrossEntropy(Function):
+class LinearCrossEntropy(torch.autograd.Function):
     """The generator's product and the smoothed loss in one."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, labels, smoothing, chunk, onednn=False, softmax_=softmax_):
         """x (N, D), weight (V, D), bias (V,), labels (N,), to `LabelSmoothing`'s two sums.
 
-        At most `chunk` rows of logits are alive. Saves the gradients.
+        At most `chunk` rows of logits are alive. `onednn` and `softmax_` select faster code.
         """
         wide, certain, share = weight.dtype, 1 - smoothing, smoothing / len(weight)
         factors, offset = weight.to(x.dtype), bias.to(x.dtype)
@@ -361,14 +363,14 @@ class LinearCrossEntropy(Function):
         by_x = (-smoothing * mean_weight).repeat(len(x), 1)
         by_weight = (-share * x.sum(0, dtype=wide)).repeat(len(weight), 1)
         by_bias = torch.full_like(bias, -share * len(x))
-        nll, spread = weight.new_zeros(2)
-        parts = (t.split(chunk) for t in (x, labels[:, None], by_x))
+        nll, uniform = weight.new_zeros(2)  # the loss at the labels, and at all words alike
+        parts = [tensor.split(chunk) for tensor in (x, labels[:, None], by_x)]
         for rows, label, by_rows in zip(*parts, strict=True):
             logits = affine(rows, factors, offset, onednn)  # (n, V)
             right = logits.gather(1, label).to(wide)  # (n, 1)
             log_z = softmax_(logits, wide)  # (n, 1); the logits are P now
             nll += (log_z - right).sum()
-            spread += (log_z.squeeze(1) - rows.to(wide) @ mean_weight - mean_bias).sum()
+            uniform += (log_z.squeeze(1) - rows.to(wide) @ mean_weight - mean_bias).sum()
             # Before the products: later it would be a small difference of two rounded numbers.
             logits.scatter_(1, label, ((right - log_z).exp() - certain).to(logits.dtype))
             by_rows += affine(logits, factors.T, None, onednn)
@@ -376,7 +378,7 @@ class LinearCrossEntropy(Function):
             by_bias += logits.sum(0)
         ctx.save_for_backward(by_x.to(x.dtype), by_weight, by_bias)
         ctx.mark_non_differentiable(nll)
-        return certain * nll + smoothing * spread, nll.clone()
+        return certain * nll + smoothing * uniform, nll.clone()
 
     @staticmethod
     def backward(ctx, grad: Tensor, _) -> tuple[Tensor | None, ...]:
@@ -389,23 +391,12 @@ shapes, labels = ((7, 4), (11, 4), (11,)), torch.tensor([3, 1, 10, 2, 5, 5, 9])
 leaves = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 in_chunks = lambda *w: LinearCrossEntropy.apply(*w, labels, 0.1, 3)  # noqa: E731
 torch.testing.assert_close(in_chunks(*leaves), LabelSmoothing(0.1)(F.linear(*leaves), labels))
-assert gradcheck(lambda *w: in_chunks(*w)[0], leaves)
+assert torch.autograd.gradcheck(lambda *w: in_chunks(*w)[0], leaves)
 
 # %% [markdown]
-# `gradcheck` (chapter 1) compares our gradients with differences in float64. PyTorch's `F.cross_entropy` knows smoothing, too, in one line. PyTorch 2.13 also has our idea, `F.linear_cross_entropy`. It lacks smoothing in chunks, but smoothing is linear: it adds $\varepsilon \sum (z_y - \bar z)$, the right logit minus the mean one.
-
-
-# %%
-def pytorchs_chunks() -> Tensor:
-    """The smoothed loss by PyTorch's chunks."""
-    head = {"options": nn.LinearCrossEntropyOptions(), "linear_bias": proj.bias}
-    plain = F.linear_cross_entropy(x, proj.weight, labels, reduction="sum", **head)
-    mean = x.sum(0) @ proj.weight.mean(0) + len(x) * proj.bias.mean()
-    return plain + 0.1 * ((x * proj.weight[labels]).sum() + proj.bias[labels].sum() - mean)
-
-
-# %% [markdown]
-# Memory, through the loss and its backward pass, for 1,024 rows. **Predict.** How many tensors of 32 MiB, the logits' size, does the textbook hold at once?
+# `gradcheck` (chapter 1) compares our gradients with differences in float64.
+#
+# Now memory, through loss and backward pass, for 1,024 rows. `F.cross_entropy` smooths labels, too, in one line. (PyTorch 2.13's `F.linear_cross_entropy` makes chunks, but not with smoothing.) **Predict.** How many tensors of 32 MiB, the logits' size, does the textbook hold at once?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -413,26 +404,23 @@ x, labels = torch.randn(1024, 128, requires_grad=True), torch.arange(1, 1025)
 proj, smooth = live_model().generator.proj, {"label_smoothing": 0.1, "reduction": "sum"}
 ways = {
     "textbook": lambda: LabelSmoothing()(proj(x), labels)[0],
-    "in chunks": lambda: LinearCrossEntropy.apply(x, proj.weight, proj.bias, labels, 0.1, 256)[0],
     "F.cross_entropy": lambda: F.cross_entropy(proj(x), labels, **smooth),
+    "loss in chunks": lambda: LinearCrossEntropy.apply(x, *proj.parameters(), labels, 0.1, 256)[0],
 }
-if hasattr(nn, "LinearCrossEntropyOptions"):
-    ways["F.linear_cross_entropy"] = pytorchs_chunks
 backward = lambda way: ways[way]().backward()  # noqa: E731
 curves = {way: alive_bytes(backward, way) for way in ways}
-assert (times := max(curves["textbook"]) / max(curves["in chunks"])) > 2
-staircase.memory_chart(curves, f"The textbook's loss takes {times:.0f} times the memory")
+staircase.memory_chart(curves, logits=1024 * VOCAB * 4)
 
 # %% [markdown]
-# The textbook's backward pass holds five tensors as large as the logits. Now time, against the textbook:
+# Now time:
 
 # %%
-for way in [*ways][1:]:
+for way in ("F.cross_entropy", "loss in chunks"):
     torch.testing.assert_close(ways[way](), ways["textbook"](), rtol=1e-5, atol=0.0)
-    show(duel(partial(backward, "textbook"), partial(backward, way), rounds=4), what=way)
+    show(duel(partial(backward, "textbook"), partial(backward, way), rounds=4), way)
 
 # %% [markdown]
-# All compute the same loss. `F.cross_entropy` takes one line, so begin there. Chunks save memory, not time: PyTorch's save most, and are slowest. (After `keep_memory(USUAL)` ours gains more: it needs fewer fresh pages.) We keep ours for the C below.
+# `F.cross_entropy` takes one line, so begin there. In this duel chunks save memory, and hardly any time. We keep them because the C below builds on them.
 #
 # ## Rows instead of rectangles
 #
@@ -490,7 +478,8 @@ layer, cells = live_model().eval().encoder.layers[0].feed_forward, torch.randn(*
 by_rows = lambda: layout.spread(layer(layout.gather(cells)))  # noqa: E731
 torch.testing.assert_close(layout.gather(by_rows()), layout.gather(layer(cells)))
 ratios = duel(lambda: layer(cells).sum().backward(), lambda: by_rows().sum().backward())
-show(ratios, what=f"with {1 - len(layout.slots) / layout.shape.numel():.0%} padding")
+print(f"{1 - len(layout.slots) / layout.shape.numel():.0%} of the batch is padding")
+show(ratios, "rows")
 
 # %% [markdown]
 # That is a batch in random order. After sorting little is left to gain.
@@ -502,124 +491,107 @@ show(ratios, what=f"with {1 - len(layout.slots) / layout.shape.numel():.0%} padd
 # `BitDropout` makes bits, compares, converts and multiplies twice: five passes, and a mask kept for the backward pass. A loop of our own needs one pass and no mask. This one is from [`passes.c`](../scripts/fast/passes.c):
 
 # %%
-code = (SOURCE := ROOT / "scripts" / "fast" / "passes.c").read_text("utf-8")
-print(code[(start := code.index("/* dropout(x) of")) : code.index("\n}\n", start) + 2])
+source = ROOT / "scripts" / "fast" / "passes.c"
+start = (code := source.read_text("utf-8")).index("/* dropout(x) of")
+print(code[start : code.index("\n}\n", start) + 2])
 
 # %% [markdown]
-# `PARALLEL` shares the blocks of 256 numbers out among threads. `room` is a place on the stack, in the nearest cache: all of a block's work happens there. `get` fetches a block as floats, from 32 or 16 bits. `SIMD` tells the compiler that a loop's rounds are independent, so it can do 16 at a time. `draw` makes 256 times 16 random bits from the seed and the block's number `b` alone: so the backward pass draws the *same* bits again, and nothing is kept. (Generators without a state are called counter-based; this is Philox, Salmon et al. 2011.) `thin` sets to 0 what is below the limit. `gate` does ReLU, `more` adds the residual: two more operations in the same pass. `put` rounds back.
+# All of a block's work happens in the nearest cache. `draw` makes the bits from a seed and the block's number `b` alone (Salmon et al. 2011). So the backward pass draws the *same* bits again, and nothing is kept. `gate` and `more` are for ReLU and the residual, which a step does in the same pass; here they are null. `PARALLEL` lets threads share the blocks; `SIMD` lets the processor compute 8 or 16 numbers at once.
 #
 # A C function is a call away: compile the file, load it, pass addresses.
 
 
 # %%
-x, out, p, address = torch.randn(1024, 512), torch.empty(1024, 512), 0.1, ctypes.c_void_p
-mask = np.array([1, round(p * DRAWS)]).tobytes() + np.float32(keep_scale(p)).tobytes()
-source, target, size, one = map(address, (x.data_ptr(), out.data_ptr(), x.numel(), 1))
+def dropout_in_c(library: ctypes.CDLL, x: Tensor, p: float) -> Tensor:
+    """Dropout of x (float32) by `drop`, on one thread."""
+    seed, out = int(torch.randint(2**63 - 1, ())), torch.empty_like(x)
+    mask = struct.pack("qqf", seed, round(p * DRAWS), keep_scale(p))  # two integers and a float
+    library.drop.argtypes = [ctypes.c_void_p] * 9  # addresses, and integers of 64 bits
+    library.drop(x.data_ptr(), False, x.numel(), None, None, mask, out.data_ptr(), False, 1)
+    return out
+
+
+# %%
 with tempfile.TemporaryDirectory() as folder:
     command = f"cc -O3 -march=native -fno-math-errno -fopenmp-simd -shared -fPIC -o {folder}/c.so"
-    built = subprocess.run(f"{command} '{SOURCE}' -lm", shell=True, capture_output=True)
+    built = subprocess.run(f"{command} '{source}' -lm", shell=True, capture_output=True)
     library = None if built.returncode else ctypes.CDLL(f"{folder}/c.so")
 if library:
-    in_c = lambda: library.drop(source, None, size, None, None, mask, target, None, one)  # noqa: E731
-    show(duel(lambda: BitDropout(p)(x), in_c, 20), at_least=1.2)
-    torch.testing.assert_close(out, torch.where(out == 0, 0.0, x * keep_scale(p)))
-    assert abs((out == 0).double().mean() - p) < 0.005
+    x, drop = torch.randn(1024, 512), BitDropout(0.1)
+    out = dropout_in_c(library, x, 0.1)
+    torch.testing.assert_close(out, torch.where(out == 0, 0.0, x * keep_scale(0.1)))
+    assert abs((out == 0).double().mean() - 0.1) < 0.005
+    show(duel(partial(drop, x), partial(dropout_in_c, library, x, 0.1), 20), "C", at_least=1.2)
 else:
     print("duel: skipped, as there is no C compiler")
 
 # %% [markdown]
-# The series' fast path, [`scripts/fast`](../scripts/fast/fast.py), goes on in this way: LayerNorm, the loss's softmax, and attention of each head of each sentence within the nearest cache. Tests hold its outputs and gradients equal to the textbook's.
+# The series' fast path, [`scripts/fast`](../scripts/fast/fast.py), goes on in this way: LayerNorm, the loss's softmax, attention. Tests hold its outputs and gradients equal to the textbook's.
 #
 # ## The whole staircase
 #
-# > **In short.** Some sixty lines bring most of the speed. Nine hundred more bring another quarter.
+# > **In short.** Some sixty lines make a step 14 times as fast. Nine hundred more bring another 1.3.
 #
-# Now chapter 9's model at full size, again by the processor's seconds on one thread, in seven rounds: `python -m scripts.studies.race_training stairs --save`. **Predict.** Which part of the speed needs the most code?
+# Now chapter 9's model at full size, in seven rounds on one thread: `python -m scripts.studies.race_training stairs --save`. *Products by hand* has no section: rows stay in 16 bits between products, where autocast converts back and forth. **Predict.** Which part of the speed needs the most code?
 
 # %%
-stairs = staircase.stairs_frame(load_record("speed-stairs"))
+stairs = load_record("speed-stairs")
 staircase.lines_chart(stairs)
 
 # %% [markdown]
-# Each rise says what a step is worth *on top of* those below it. Up to *dropout from 16 bits* some sixty lines make it 14 times as fast; half of them are chapter 7's `token_batches`. The nine hundred after them bring 1.3. Of these, *loss in chunks*, *rows* and *products by hand* gain no more than the control varies. But the first saves nearly half the memory ([443 MiB instead of 793](../results/speed-steps.json)), and the C builds on all three. (*Products by hand* keeps rows in 16 bits between products, where autocast goes back and forth. In float32 the same lines choose the faster of two libraries, oneDNN, which is worth 1.4 on this machine, an AMD.)
-
-# %%
-staircase.waterfall_chart(stairs)
-
-# %% [markdown]
-# **Do parts overlap?** A waterfall depends on its order. Another measure takes a single part *out* of the finished program. An older record has that for nine parts in float32:
-
-# %%
-times = {name: report["times"] for name, report in load_record("speed-steps")["reports"].items()}
-alone = [times[name] for name in times if "without" in name and "joint" not in name]
-added, product = 1 + sum(time - 1 for time in alone), math.prod(alone)
-print(f"added up: {added:.2f}; multiplied: {product:.2f}; all out: {times['textbook']:.2f}")
-
-# %% [markdown]
-# Taken out of one program, seconds add: if no parts overlapped, the sum would be equal to *all out*. It nearly is, so in sum they overlap little. To multiply would be wrong. A part's *factor* depends on what is left: the same seconds weigh more in a faster program.
+# Half of the 61 lines are chapter 7's `token_batches`. (`F.cross_entropy`, one line, has no stair: so the 900 lines race a weaker rival.)
 #
-# **Do 16 bits learn as well?** Chapter 9's `small` was trained to the end in both, with one seed, in two versions of our code (records [precision-multi30k](../results/precision-multi30k.json) and [-earlier](../results/archive/precision-multi30k-earlier.json)). The loss is as low. In 16 bits BLEU on the test sets differs by −0.4 to 0 with beam search, by −0.3 to +0.2 without. Two pairs can't say whether that is chance.
-#
-# **Against others.** The same batches on the same machine, in turns; for each program the best of the settings that were tried: both precisions, memory kept or not. (Not everything is equal: ours has the fused Adam; two of the others have 1.5% more weights; x-transformers has no biases in its attention, and less dropout.)
+# The table shows both ends of a stair: its worth where it is *added*, and how many times as long the finished program takes with it *taken out*. The latter is an [older race](../results/speed-steps.json) in 16 bits, with two threads, by the clock; blank: not recorded. The last row is the **control**. A stair is *seen* if its median, added, lies outside the control's range. **Predict.** At which end is *dropout from 16 bits* worth more?
 
 # %%
-raced = staircase.race_frame(load_record("speed-peers")["reports"])
-raced.groupby(lambda name: name.split(",")[0], sort=False).head(1).round(2)
+# NBVAL_IGNORE_OUTPUT
+table = staircase.stairs_table(stairs, load_record("speed-steps")["half"], LIVE)
+assert (table["seen"] == "yes").sum() == 6 and table.loc["C", "seen"] == "yes"
+table
 
 # %% [markdown]
-# An older record, two threads and the clock: hence 2.21 for the textbook with memory kept, not the stairs' 1.80. `make bench` repeats the race on yours.
+# **A factor depends on what is below it.** *Dropout from 16 bits* is worth 1.15 where it stands, and 1.58 at the end, where all else is fast (there the drawing is part of the C). *Loss in chunks* is seen only at the end (1.16), and saves nearly half the memory (443 MiB instead of 793). The C builds on it, on *rows* and on *products by hand*. *Memory kept* is seen at neither end, but in the [textbook](../results/speed-peers.json), with two threads, it is worth 1.23 to 1.30. So one race's answer isn't another's. (Of *fused parts* LayerNorm alone is taken out. Live, *loss in chunks*, *rows* and *C* were timed alone.)
+#
+# **Do 16 bits learn as well?** Chapter 9's `small` was trained to the end in 16 and in 32 bits, in two versions of our code ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). The loss is as low. In 16 bits BLEU is lower on validation (by 0.1 and 0.9 at the best epoch), and differs on the test sets by −0.4 to 0 with a beam, by −0.3 to +0.2 without. Two pairs can't say whether that is chance.
+#
+# **Against others.** In an [older race](../results/speed-peers.json) all have 16 bits and memory kept. A step of x-transformers takes 1.8 times as long as ours, MarianMTModel's 1.9, `nn.Transformer`'s 2.0 and the textbook's 2.2, with 2.2 to 2.6 times the memory. (Not all is equal: ours alone has the fused Adam, worth 1.01; x-transformers has less dropout.) `make bench` repeats the race.
 #
 # ## A GPU
 #
 # > **In short.** A GPU finishes one small task before Python asks for the next. So ask less often.
 #
-# On a GPU the CPU *launches* each kernel, and for a small model the launch takes longer than the kernel. So the staircase is another one. On a borrowed H200 we timed the small model's step in five stages, in turns (`python -m scripts.studies.waterfall small`). **Predict.** Which stage gains most?
+# On a GPU the CPU *launches* each kernel, and for a small model the launch takes longer than the kernel. On an H200 we timed the same model's step in five stages: `python -m scripts.studies.waterfall small`. What is new:
+#
+# - **Nothing waits.** Python never reads a number from the GPU, for the CPU would have to wait for it.
+# - **Few shapes.** Each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least. Then a whole [step](../scripts/core/steps.py) can be recorded once for each shape, and launched at once: a **CUDA graph**, the last stage.
+#
+# **Predict.** Which stage gains most?
 
 # %%
-stages = pd.DataFrame(load_record("gpu-waterfall-small")["stages"]).T
-stages["ms per step"] = 1000 * stages["seconds_per_step"]
-stages[["times", "ms per step", "mfu"]].astype(float).round(3)
+stages = staircase.stages_frame(load_record("gpu-waterfall-small")["stages"])
+stages.round(2)
 
 # %% [markdown]
-# `times` is the median ratio to the last stage, `mfu` the useful share of the card's 16-bit rate. In all 12.3. Sixteen bits even lose 7%: each cast is one more kernel to launch. **Few shapes**: each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least, and nothing that Python decides depends on a number on the GPU: to read one, the CPU would wait. Then a whole [step](../scripts/core/steps.py) can be recorded once for each shape and launched at once: a **CUDA graph**. Its gain is 9.
+# `times` compares each stage with *recorded* (a median of five rounds). The recording alone brings 9. Sixteen bits even lose 14% (1 to 23% by round): each cast is one more kernel to launch. *Few shapes* alone can't be told (0.85 to 1.20), and no control ran here.
 
 # %%
-eager, recorded = stages["ms per step"].iloc[-2:]
-assert round(eager / recorded) == 9
-staircase.launches_chart(eager, recorded, "One by one, the GPU works at most a ninth of the time")
+assert round(stages["times"]["few shapes"]) == 9
+staircase.launches_chart(stages, "One by one, the GPU works at most a ninth of the time")
 
 # %% [markdown]
-# So:
+# What follows:
 #
 # - **Batch size.** As long as launches take the time, a step on a larger batch takes no longer. (But that is another training: an epoch has fewer steps.)
-# - **Compile or record?** `torch.compile` fuses kernels, so there are fewer and each moves less; `mode="reduce-overhead"` also records them as a CUDA graph. If a model is small, recording is what counts; if it is large, fusing.
+# - **Compile or record?** `torch.compile` fuses kernels: there are fewer, and each moves less. With `mode="reduce-overhead"` it also records them. In a small model recording counts most, in a large one fusing.
 # - **16 bits and FlashAttention** count when kernels take the time: wide models, long texts. At our 15 tokens attention's own products are 1% of the FLOPs (chapter 11).
-#
-# On a GPU, see for yourself: chapter 4's encoder in three ways.
-
-
-# %%
-if torch.cuda.is_available():
-    ids, graph = torch.randint(EOS + 1, VOCAB, (32, 16)).cuda(), torch.cuda.CUDAGraph()
-    encode = live_model().cuda().half().eval().requires_grad_(False).encode
-    encode(ids)  # a recording must find all libraries loaded
-    with torch.cuda.graph(graph):
-        encode(ids)
-    from torch.utils.benchmark import Timer
-
-    ways = {"one by one": encode, "compiled": torch.compile(encode)}
-    for name, way in (ways | {"recorded": lambda _: graph.replay()}).items():
-        print(name, Timer("way(ids)", globals={"way": way, "ids": ids}).blocked_autorange())
-else:
-    print("no GPU here: the record above is an H200's")
 
 # %% [markdown]
 # ## Summary
 #
 # - A trick counts if it computes the same numbers, up to rounding, and if its ratio is clear of the control's.
-# - Begin with what costs a few lines: padding, sorting, 16 bits, memory. Nine hundred more bring 1.3.
-# - Ask what a fused operation does with *your* settings. On a CPU, dropout rules out PyTorch's fast attention, and costs its compiler much of what it gains.
-# - A part's factor depends on the others: say whether it was added or taken out.
+# - Begin with what costs a few lines: padding, sorting, 16 bits, fused parts. Nine hundred more bring 1.3.
+# - Ask what a fused operation does with *your* settings. On a CPU, dropout rules out PyTorch's fast attention, and costs its compiler much of its gain.
+# - A factor depends on what is below it: say on top of what you measured it.
 # - On a GPU a small model waits for launches. A recording is worth nine times there.
 #
 # **What the paper did that we don't.** It took 25,000 tokens a side for a batch (§5.1), on eight GPUs (§5.2).
@@ -636,9 +608,7 @@ else:
 
 
 # %%
-def packed_attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: list[int], causal: bool
-) -> Tensor: ...
+def packed_attention(q, k, v, lengths: list[int], causal: bool) -> Tensor: ...
 
 
 check(packed_attention)
@@ -653,7 +623,7 @@ check(packed_attention)
 #
 # <details><summary>Answers</summary>
 #
-# 1. The control: a program against itself, in the same order. In an earlier race of ours, with a fixed order, all five of its ratios were below 1, by 1 to 4%.
+# 1. The control: a program against itself, in the same order. In an [earlier race](../results/speed-steps.json) of ours, with a fixed order, all five of its ratios in 16 bits were below 1, by 1 to 4%.
 # 2. The rate becomes 26/256, about 0.1016. The test hardly notices: five standard deviations are 0.0024, and the rate is off by 0.0016.
 #
 # </details>

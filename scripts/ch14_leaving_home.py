@@ -26,9 +26,9 @@
 #
 # *If you read only three cells:* the picture of *Two graphs*, `host_greedy`, the coloured square of the *Case*.
 #
-# You need chapters 4 to 8. Chapters 11 to 13 can be skipped (`cached_beam_search` finds what chapter 8's `beam_search` finds, faster). Install the other programs with `pip install -e '.[export]'`; cells that need one ask `have_packages`.
+# You need chapters 4 to 8, not 11 to 13 (`cached_beam_search` finds what chapter 8's `beam_search` finds, faster).
 #
-# Shapes: **B** batch, **S** source length, **T** tokens so far, **D** `d_model`, **H** heads, **d_k** = D / H, **V** vocabulary. New here: **N** decoder layers, and **R** rows of a step: R = B, or up to B · beam.
+# Shapes: **R** rows of a batch, **S** source length, **T** tokens before this step, **D** `d_model`, **H** heads, **d_k** = D / H, **V** vocabulary, **N** decoder layers.
 
 # %% tags=["bootstrap"]
 import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
@@ -54,9 +54,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from scripts import ROOT
-from scripts.book.charts import heatmap, titled
 from scripts.book.exercises import check
-from scripts.book.figures.speed import two_graphs
+from scripts.book.figures.speed import gaps_chart, two_graphs
 from scripts.ch01_attention import padding_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder, LayerNorm
@@ -69,7 +68,6 @@ from scripts.fast.export import (
     colleagues_example,
     graph_config,
     graph_function,
-    have_packages,
     need_packages,
     quiet_exporter,
     save_graphs,
@@ -78,11 +76,17 @@ from scripts.fast.export import (
 from scripts.fast.searching import cached_beam_search
 
 # %% [markdown]
+# This chapter needs four more packages. Where one is missing, it ends here, and says what to install:
+
+# %%
+need_packages("onnx", "onnxscript", "onnxruntime", "ctranslate2")
+
+# %% [markdown]
 # ## What has to leave
 #
 # > **In short.** A translator is four things: numbers, a list of operations, a search, and a tokenizer. We must settle who brings which.
 #
-# The *exporter* writes files, from Python; the *host* is the program that runs them: a page of NumPy below, CTranslate2, a web page.
+# The *exporter* writes files, from Python. The *host* is the program that loads them and has the text: a page of NumPy below, a program that calls CTranslate2, a web page.
 #
 # | who brings … | ONNX | CTranslate2 | the series' web page |
 # |---|---|---|---|
@@ -91,10 +95,10 @@ from scripts.fast.searching import cached_beam_search
 # | the search | the host | CTranslate2: a fast beam search | the page, in JavaScript |
 # | the tokenizer | the host | the host | the page, in JavaScript |
 #
-# - **ONNX** (Open Neural Network Exchange) is a file format for lists of operations: multiply these, add those. A *runtime* carries them out, and knows nothing of translation.
-# - **CTranslate2** knows what a Transformer is, and runs nothing else.
+# - **ONNX** (Open Neural Network Exchange) is a file format for lists of operations: multiply these, add those. A *runtime* carries them out.
+# - **CTranslate2** knows some Transformers (ours, GPT's, BERT's, Whisper's), and runs nothing else.
 #
-# We take the small model that comes with the series (N = 2, D = 128) and forty sentences of the sample corpus. Each program must write the tokens of chapter 6's `greedy_decode`.
+# We take the small model that comes with the series (N = 2, D = 128) and forty sentences of the sample corpus. Each host must write the tokens of chapter 6's `greedy_decode`.
 
 # %%
 trained = load_model(ROOT / "models" / "sample-de-en")
@@ -102,7 +106,7 @@ model, tokenizer = trained.model, trained.tokenizer
 sources = [source for source, _ in load_corpus("sample")["test"][:40]]
 rows = [source_ids(source, tokenizer) for source in sources]
 src = pad_rows(rows)  # (40, S)
-greedy = greedy_decode(model, src, padding_mask(src), max_len=60)  # (40, T)
+greedy = greedy_decode(model, src, padding_mask(src), max_len=60)  # (40, length)
 ours = [until_end(row)[:-1] for row in greedy.tolist()]  # without </s>
 texts = [tokenizer.decode(row) for row in ours]
 print(sources[0], "→", texts[0])
@@ -110,18 +114,22 @@ print(sources[0], "→", texts[0])
 # %% [markdown]
 # ## Two graphs
 #
-# > **In short.** The exporter can't follow a loop that lasts until `</s>`. So we export one *step*, and the host repeats it. What doesn't change between steps is computed once, by a second graph.
+# > **In short.** The exporter can't follow a Python loop that the data end. So we export one *step*, and the host repeats it. What doesn't change between steps is computed once, by a second graph.
 #
 # PyTorch's exporter runs a module on tensors without values, and notes each operation. **Predict.** What does it make of chapter 6's `greedy_decode`, whose loop stops when every sentence has its `</s>`?
 
 
 # %%
-class WholeSearch(nn.Module):
-    """Source ids (B, S) in, a translation's ids (B, T) out."""
+class ModelPart(nn.Module):
+    """A part of what our translator computes, as a module that can be exported."""
 
     def __init__(self, model: EncoderDecoder):
         super().__init__()
         self.model = model
+
+
+class WholeSearch(ModelPart):
+    """Source ids (R, S) in, a translation's ids (R, length) out."""
 
     def forward(self, src: Tensor) -> Tensor:
         return greedy_decode(self.model, src, padding_mask(src), max_len=60)
@@ -140,39 +148,31 @@ except Exception as error:
 #
 # Between steps the host keeps what chapter 8's `CopiedCache` kept: the keys and values that cross-attention makes of the source, and those that self-attention made of earlier tokens. The encoder's graph gives the first, called `cross`. A step takes the second, `past`, and returns them with its own added, as `present`:
 #
-# $$ \text{encoder}: (\text{src}, \text{mask}) \mapsto \text{cross} \qquad \text{step}: (\text{token}, \text{position}, \text{past}, \text{cross}, \text{mask}) \mapsto (\text{logits}, \text{present}) $$
+# $$ \text{encoder}: (\text{src}, \text{src\_mask}) \mapsto \text{cross} \qquad \text{step}: (\text{tokens}, \text{position}, \text{past}, \text{cross}, \text{src\_mask}) \mapsto (\text{logits}, \text{present}) $$
 #
-# cross is (N, 2, R, H, S, d_k) and past (N, 2, R, H, T, d_k): for each of N layers keys first, values second. T counts the tokens read before this step. For a beam the host repeats rows of cross and src_mask until there are R.
+# cross is (N, 2, R, H, S, d_k): for each layer keys, then values, of each row, head and source token. past is (N, 2, R, H, T, d_k). A row is one sentence; for a beam the host repeats each row of cross and src_mask, once for each text.
 
 # %%
 two_graphs()
 
 # %% [markdown]
-# The two modules call chapter 8's functions on our model.
+# The two modules call chapter 8's functions.
 
 
 # %%
-class OnnxEncoder(nn.Module):
+class OnnxEncoder(ModelPart):
     """The encoder, and what every decoder layer's cross-attention makes of its memory."""
 
-    def __init__(self, model: EncoderDecoder):
-        super().__init__()
-        self.model = model
-
     def forward(self, src: Tensor, src_mask: Tensor) -> Tensor:
-        """src (B, S), src_mask (B, 1, S), to cross (N, 2, B, H, S, d_k)."""
-        memory = self.model.encode(src, src_mask)  # (B, S, D)
+        """src (R, S), src_mask (R, 1, S), to cross (N, 2, R, H, S, d_k)."""
+        memory = self.model.encode(src, src_mask)  # (R, S, D)
         layers = self.model.decoder.layers
         return torch.stack([keys_values_of(layer.src_attn, memory) for layer in layers])
 
 
 # %%
-class OnnxDecoderStep(nn.Module):
+class OnnxDecoderStep(ModelPart):
     """One token further: what the decoder says after `tokens`, given what it kept of those before."""
-
-    def __init__(self, model: EncoderDecoder):
-        super().__init__()
-        self.model = model
 
     def forward(
         self, tokens: Tensor, position: Tensor, past: Tensor, cross: Tensor, src_mask: Tensor
@@ -188,11 +188,11 @@ class OnnxDecoderStep(nn.Module):
 #
 # > **In short.** Say which sizes may vary. Every other size, and every number that isn't a tensor, is taken from one example, for ever.
 #
-# A size with a symbol (`Dim`) may have any value. The others keep the example's: N, H, d_k and V belong to the model, so that is right. PyTorch finds out by itself that `present` has T + 1 places. Only the encoder insists on `max=MAX_LEN`: chapter 3's table of positions has no more rows.
+# `Dim("R")` is a size that may have any value. The others keep the example's: N, H, d_k and V belong to the model, so that is right. PyTorch finds out by itself that `present` has T + 1 places. Only the encoder insists on `max=MAX_LEN`: chapter 3's table of positions has no more rows.
 
 
 # %%
-ROWS, SOURCE, EARLIER = Dim("R"), Dim("S", max=MAX_LEN), Dim("T", max=MAX_LEN)
+ROWS, SOURCE, EARLIER = Dim("R"), Dim("S", max=MAX_LEN), Dim("T")
 STEP_SIZES = {  # which dimensions of a step's inputs vary
     "tokens": {0: ROWS},
     "position": None,
@@ -219,7 +219,7 @@ def export_graph(
 
 # %%
 def encoder_graph(model: EncoderDecoder) -> Any:
-    """`OnnxEncoder` as a graph, for any B and S."""
+    """`OnnxEncoder` as a graph, for any R and S."""
     ones = torch.ones(2, 5, dtype=torch.int64)
     sizes = {"src": {0: ROWS, 1: SOURCE}, "src_mask": {0: ROWS, 2: SOURCE}}
     inputs = {"src": ones, "src_mask": padding_mask(ones)}
@@ -262,22 +262,19 @@ def export_onnx(trained: Trained, folder: Path) -> None:
 # %%
 temporary = tempfile.TemporaryDirectory()
 folder = Path(temporary.name)
-onnx_ready = have_packages("onnx", "onnxscript", "onnxruntime")
-if onnx_ready:
-    export_onnx(trained, folder)
-    print(f"weights.bin: {(folder / 'weights.bin').stat().st_size / 1e6:.1f} MB")
+export_onnx(trained, folder)
+print(f"weights.bin: {(folder / 'weights.bin').stat().st_size / 1e6:.1f} MB")
 
 # %% [markdown]
-# The host gets each graph as a function that takes arrays by name and returns a list of arrays. `graph_function` makes one from a file, with ONNX Runtime. It gives a graph only the inputs that the graph asks for.
+# `graph_function` makes of a file a function of named arrays, by ONNX Runtime.
 
 
 # %%
+Graph = Callable[..., list[np.ndarray]]  # named arrays in, a list of arrays out
+
+
 def host_greedy(
-    encoder: Callable[..., list[np.ndarray]],
-    step: Callable[..., list[np.ndarray]],
-    config: dict[str, int],
-    rows: Sequence[Sequence[int]],
-    max_len: int,
+    encoder: Graph, step: Graph, config: dict[str, int], rows: Sequence[Sequence[int]], max_len: int
 ) -> list[list[int]]:
     """Greedy decoding of encoded sources by two graphs: each row's ids, without eos.
 
@@ -286,19 +283,19 @@ def host_greedy(
     pad, eos, limit = config["pad"], config["eos"], config["max_len"]
     rows = [row if len(row) <= limit else [*row[: limit - 1], eos] for row in rows]
     longest, max_len = max(map(len, rows)), min(max_len, limit)
-    src = np.array([[*row, *[pad] * (longest - len(row))] for row in rows])  # (B, S)
-    src_mask = (src != pad)[:, None]  # (B, 1, S)
-    (cross,) = encoder(src=src, src_mask=src_mask)  # (N, 2, B, H, S, d_k)
+    src = np.array([[*row, *[pad] * (longest - len(row))] for row in rows])  # (R, S)
+    src_mask = (src != pad)[:, None]  # (R, 1, S)
+    (cross,) = encoder(src=src, src_mask=src_mask)  # (N, 2, R, H, S, d_k)
 
-    past = cross[..., :0, :]  # (N, 2, B, H, 0, d_k): nothing yet
-    tokens = np.full((len(rows), 1), config["bos"])  # (B, 1)
-    ids = np.empty((len(rows), 0), dtype=np.int64)  # (B, T)
+    past = cross[..., :0, :]  # (N, 2, R, H, 0, d_k): nothing yet
+    tokens = np.full((len(rows), 1), config["bos"])  # (R, 1)
+    ids = np.empty((len(rows), 0), dtype=np.int64)  # (R, T)
     while ids.shape[1] < max_len and not (ids == eos).any(axis=1).all():
         at = np.array([ids.shape[1]])  # (1,)
         logits, past = step(tokens=tokens, position=at, past=past, cross=cross, src_mask=src_mask)
-        tokens = logits.argmax(axis=-1)[:, None]  # (B, 1)
+        tokens = logits.argmax(axis=-1)[:, None]  # (R, 1)
         ids = np.concatenate((ids, tokens), axis=1)
-    return [row[: [*row, eos].index(eos)] for row in ids.tolist()]
+    return [row[: row.index(eos)] if eos in row else row for row in ids.tolist()]
 
 
 def onnx_greedy(folder: Path, rows: Sequence[Sequence[int]], max_len: int) -> list[list[int]]:
@@ -312,12 +309,11 @@ def onnx_greedy(folder: Path, rows: Sequence[Sequence[int]], max_len: int) -> li
 # **Predict.** The runtime adds in another order than PyTorch, so the logits' last digits differ. In how many of the forty sentences will rounding change a choice?
 
 # %%
-if onnx_ready:
-    assert onnx_greedy(folder, rows, max_len=60) == ours
-    print("the same tokens in all forty")
+assert onnx_greedy(folder, rows, max_len=60) == ours
+print("the same tokens in all forty")
 
 # %% [markdown]
-# It changes none: it moves a logit by less than 0.0001 (by `step_gap` below), too little for any choice here.
+# In none: the logits differ in their sixth digit (measured in the *Case*).
 #
 # ## Case · Fluent, and wrong
 #
@@ -326,28 +322,25 @@ if onnx_ready:
 # **Symptom.** A colleague exports the same model by the same function, with an example of their own:
 
 # %%
-if onnx_ready:
-    example = colleagues_example(model)  # don't look it up yet
-    theirs = export_graph(OnnxDecoderStep(model), example, ["logits", "present"], STEP_SIZES)
-    encoder, their_step = map(graph_function, (folder / "encoder.onnx", theirs.SerializeToString()))
-    spoiled = host_greedy(encoder, their_step, graph_config(model), rows, max_len=60)
-    same = sum(a == b for a, b in zip(spoiled, ours, strict=True))
-    print(f"{same} of {len(rows)} sentences are what they should be")
-    for i in (0, 1, 4):
-        print(f"right:  {texts[i]}\ntheirs: {tokenizer.decode(spoiled[i])}")
+example = colleagues_example(model)  # don't look it up yet
+theirs = export_graph(OnnxDecoderStep(model), example, ["logits", "present"], STEP_SIZES)
+encoder, their_step = map(graph_function, (folder / "encoder.onnx", theirs.SerializeToString()))
+spoiled = host_greedy(encoder, their_step, graph_config(model), rows, max_len=60)
+same = sum(a == b for a, b in zip(spoiled, ours, strict=True))
+print(f"{same} of {len(rows)} sentences are what they should be")
+for i in (0, 1, 4):
+    print(f"right:  {texts[i]}\ntheirs: {tokenizer.decode(spoiled[i])}")
 
 # %% [markdown]
-# These are English phrases, and some sentences are wholly right. You would look for the fault in the training.
+# These are English phrases. You would look for the fault in the training.
 #
 # **Suspects.** (a) The weights. (b) An operation. (c) The sizes: R, S or T. (d) The values of an input.
 #
-# **Instrument.** Give the graph and our module the same random inputs, and compare their outputs. The export's example had R = 3, S = 5, T = 2 and position 2. **Your turn:** which calls of `step_gap` would show which suspect is guilty?
+# **Instrument.** Give the graph and our module the same random inputs, and compare their outputs (`step_example` draws them for the sizes, and sets the position to T, which `step_gap` overrides). The export's example had R = 3, S = 5, T = 2 and position 2. **Your turn:** which calls of `step_gap` would show which suspect is guilty?
 
 
 # %%
-def step_gap(
-    step: Callable[..., list[np.ndarray]], model: EncoderDecoder, position: int, **sizes: int
-) -> float:
+def step_gap(step: Graph, model: EncoderDecoder, position: int, **sizes: int) -> float:
     """The largest difference between a step's graph and `OnnxDecoderStep`, at sizes R, S and T."""
     inputs = step_example(model, **sizes) | {"position": torch.tensor([position])}
     with torch.no_grad(), dropout_off(model):
@@ -357,48 +350,44 @@ def step_gap(
 
 
 # %%
-if onnx_ready:
-    as_exported = {"position": 2, "R": 3, "S": 5, "T": 2}
-    for change in ({}, {"R": 7}, {"S": 40}, {"T": 4}, {"position": 4}):
-        equal = step_gap(their_step, model, **as_exported | change) < 1e-4
-        print(f"{change or 'as exported'}: {'equal' if equal else 'different'}")
+our_step = graph_function(folder / "decoder_step.onnx")
+as_exported = {"position": 2, "R": 3, "S": 5, "T": 2}
+for change in ({}, {"R": 7}, {"S": 40}, {"T": 4}, {"position": 4}):
+    gaps = [step_gap(step, model, **as_exported | change) for step in (their_step, our_step)]
+    theirs_is, ours_is = ("equal" if gap < 1e-4 else "different" for gap in gaps)
+    print(f"{change or 'as exported'}: their graph {theirs_is}, our graph {ours_is}")
 
 # %% [markdown]
-# As exported everything is equal (to 0.0001), which clears (a) and (b). So a test on the export's own example finds nothing. Other sizes are equal, too, which clears (c), and with them the other inputs' values, which are drawn anew. What remains is the position.
+# Our graph passes all five, so the instrument works. As exported theirs is equal, too (to 0.0001), which clears (a). So a test on the export's own example finds nothing. Other sizes are equal, too, with other values: that clears (b) and (c). That leaves (d), the value of an input. With R = 7 all inputs but one have new values, and nothing changed. That one is the position.
 
 # %%
-if onnx_ready:
-    gaps = [[step_gap(their_step, model, p, R=3, S=5, T=T) for p in range(6)] for T in range(6)]
-    assert all((gaps[T][p] < 1e-4) == (p == 2) for T in range(6) for p in range(6))
-    titles = {"row_title": "earlier tokens, T", "column_title": "position that the host gives"}
-    square = heatmap(gaps, **titles, value_title="largest difference", digits=1)
-    finding = "Their graph is right where the position is 2, whatever it has read"
-    caption = "How far an output of their graph is from ours; 3 rows, 5 source tokens."
-    gaps_chart = titled(square, finding, caption)
-gaps_chart if onnx_ready else None
+gaps = [[step_gap(their_step, model, p, R=3, S=5, T=T) for p in range(6)] for T in range(6)]
+assert all((gaps[T][p] < 1e-4) == (p == 2) for T in range(6) for p in range(6))
+assert all(step_gap(our_step, model, p, R=3, S=5, T=T) < 1e-4 for T in range(6) for p in range(6))
+gaps_chart(gaps)
 
 # %% [markdown]
-# In a translation the position is T, on the diagonal: the graph is wrong at each token but the third, and there it reads the past that its own wrong steps made. Now look at what it asks for:
+# In a translation the position is T (the framed diagonal): the graph is wrong at each token but the third, and there it reads the past that its own wrong steps made. Now look at what it asks for:
 
 # %%
-if onnx_ready:
-    print("their graph's inputs:", *(part.name for part in theirs.graph.input))
-    print("position in their example:", example["position"], "in ours:", torch.tensor([2]))
+print("their graph's inputs:", *(part.name for part in theirs.graph.input))
+right = step_example(model, R=3, S=5, T=2)
+print("position in their example:", example["position"], "in ours:", right["position"])
 
 # %% [markdown]
-# **Culprit.** Their example has `int(position)`, and no tensor. To the exporter a Python number is no data: it becomes a constant, as √d_k rightly does. So every token stands at position 2. ONNX Runtime alone would have refused an input that the graph doesn't have; `graph_function` left it out, as a host does that asks for the inputs' names.
+# **Culprit.** Their example has `int(position)`, and no tensor. A Python number becomes a constant in the graph. For √d_k that is right, for a position wrong: every token stands at position 2. ONNX Runtime alone would have refused an input that the graph doesn't have. Our `graph_function` drops it silently: a convenience that hid the fault.
 #
 # (`int(position)` *inside* the module is refused, as the loop was. `torch.onnx.export(…, dynamo=False)`, the default before PyTorch 2.9, freezes it, with a warning.)
 #
-# ## CTranslate2: names for names
+# ## CTranslate2: our weights under its names
 #
 # > **In short.** This program brings its own operations. It wants our weights under its names, and our conventions in its settings.
 #
 # Its `TransformerSpec` is an empty Transformer with named places. We fill them, as [chapter 4](ch04_encoder_decoder.ipynb) did for `nn.Transformer`. Three things need care:
 #
 # - It stacks the projections of query, key and value into one matrix (3D, D), and for cross-attention key and value (2D, D).
-# - Its own positions count from 1, have other wavelengths, and all sines first, so it gets our table.
-# - It multiplies embeddings by √D itself, so it gets the bare table.
+# - Its own table of positions differs (it starts at 1, has other wavelengths, all sines first), so we give it ours.
+# - It multiplies embeddings by √D itself, so it gets `lut.weight` without that factor.
 
 
 # %%
@@ -414,28 +403,26 @@ def fill_norm(spec: Any, norm: LayerNorm) -> None:
 
 
 # %%
-def fill_layer(spec: Any, layer: nn.Module) -> None:
-    """Give a layer of CTranslate2's encoder or decoder the weights of ours."""
-    linears, own = spec.self_attention.linear, layer.self_attn
-    fill_linear(linears[0], own.project_query, own.project_key, own.project_value)
-    fill_linear(linears[1], own.project_output)
-    fill_norm(spec.self_attention.layer_norm, layer.sublayer[0].norm)
-    if hasattr(layer, "src_attn"):  # a decoder's
-        linears, cross = spec.attention.linear, layer.src_attn
-        fill_linear(linears[0], cross.project_query)
-        fill_linear(linears[1], cross.project_key, cross.project_value)
-        fill_linear(linears[2], cross.project_output)
-        fill_norm(spec.attention.layer_norm, layer.sublayer[1].norm)
-    fill_linear(spec.ffn.linear_0, layer.feed_forward.expand)
-    fill_linear(spec.ffn.linear_1, layer.feed_forward.contract)
-    fill_norm(spec.ffn.layer_norm, layer.sublayer[-1].norm)
+def fill_attention(spec: Any, attention: nn.Module, norm: LayerNorm) -> None:
+    """Give CTranslate2's attention the weights of ours: stacks QKV and output, or Q, KV, output."""
+    query, key, value = attention.project_query, attention.project_key, attention.project_value
+    stacks = [(query, key, value)] if len(spec.linear) == 2 else [(query,), (key, value)]
+    for place, stack in zip(spec.linear, [*stacks, (attention.project_output,)], strict=True):
+        fill_linear(place, *stack)
+    fill_norm(spec.layer_norm, norm)
 
 
 def fill_stack(spec: Any, table: Any, embed: nn.Sequential, stack: nn.Module) -> None:
     """Give CTranslate2's encoder or decoder, and its table, our table, positions and layers."""
     table.weight, spec.position_encodings.encodings = embed[0].lut.weight, embed[1].pe
-    for part, layer in zip(spec.layer, stack.layers, strict=True):
-        fill_layer(part, layer)
+    for place, layer in zip(spec.layer, stack.layers, strict=True):
+        norms = [sublayer.norm for sublayer in layer.sublayer]
+        fill_attention(place.self_attention, layer.self_attn, norms[0])
+        if hasattr(layer, "src_attn"):  # a decoder's
+            fill_attention(place.attention, layer.src_attn, norms[1])
+        fill_linear(place.ffn.linear_0, layer.feed_forward.expand)
+        fill_linear(place.ffn.linear_1, layer.feed_forward.contract)
+        fill_norm(place.ffn.layer_norm, norms[-1])
     if not isinstance(stack.norm, nn.Identity):  # pre-norm
         fill_norm(spec.layer_norm, stack.norm)
 
@@ -477,8 +464,11 @@ def export_ctranslate2(trained: Trained, folder: Path) -> None:
 
 
 # %%
-def by_ctranslate2(translator: Any, **settings: Any) -> list[list[int]]:
-    """Each source's ids, as CTranslate2's `Translator` finds them with these settings."""
+def by_ctranslate2(folder: Path, **settings: Any) -> list[list[int]]:
+    """Each source's ids, as CTranslate2 finds them with the export in `folder` and these settings."""
+    from ctranslate2 import Translator
+
+    translator = Translator(str(folder), compute_type="float32")
     pieces = [tokenizer.pieces(source) for source in sources]
     lengths = {"max_input_length": MAX_LEN, "max_decoding_length": 60}
     results = translator.translate_batch(pieces, **lengths, **settings)
@@ -488,31 +478,28 @@ def by_ctranslate2(translator: Any, **settings: Any) -> list[list[int]]:
 
 # %%
 like_ours = {"beam_size": 4, "length_penalty": 0.6, "min_decoding_length": 0}
-if ctranslate2_ready := have_packages("ctranslate2"):
-    from ctranslate2 import Translator
-
-    export_ctranslate2(trained, folder / "ctranslate2")
-    translator = Translator(str(folder / "ctranslate2"), compute_type="float32")
-    beams = cached_beam_search(model, src, padding_mask(src), max_len=60, beam=4, alpha=0.6)
-    best = [list(hypotheses[0].ids) for hypotheses in beams]
-    assert by_ctranslate2(translator, **like_ours | {"beam_size": 1}) == ours
-    assert by_ctranslate2(translator, **like_ours) == best
-    print("greedy, and a beam with our settings: the same tokens in all sentences")
+export_ctranslate2(trained, ct2_folder := folder / "ctranslate2")
+beams = cached_beam_search(model, src, padding_mask(src), max_len=60, beam=4, alpha=0.6)
+best = [list(hypotheses[0].ids) for hypotheses in beams]
+assert by_ctranslate2(ct2_folder, **like_ours | {"beam_size": 1}) == ours
+assert by_ctranslate2(ct2_folder, **like_ours) == best
+print("greedy, and a beam with our settings: the same tokens in all sentences")
 
 # %% [markdown]
 # Its defaults aren't ours: a beam of 2, α = 1, and at least one token before `</s>`. **Predict.** How many of forty texts does each default change? Can forbidding the *empty* text change any?
 
 # %%
-if ctranslate2_ready:
-    for name, value in {"beam_size": 2, "length_penalty": 1, "min_decoding_length": 1}.items():
-        texts_by_default = by_ctranslate2(translator, **like_ours | {name: value})
-        changed = [i for i in range(len(best)) if texts_by_default[i] != best[i]]
-        print(f"{name}={value}: texts that change: {len(changed)}")
-    for ids in (best[changed[0]], texts_by_default[changed[0]]):
-        print("   ", tokenizer.decode(ids))
+changed = {}  # for each default the pairs of ids that differ
+for name, value in {"beam_size": 2, "length_penalty": 1, "min_decoding_length": 1}.items():
+    by_default = by_ctranslate2(ct2_folder, **like_ours | {name: value})
+    pairs = zip(best, by_default, strict=True)
+    changed[name] = [pair for pair in pairs if pair[0] != pair[1]]
+    print(f"{name}={value}: texts that change: {len(changed[name])}")
+for pair in changed["min_decoding_length"]:
+    print("ours:   {}\ntheirs: {}".format(*map(tokenizer.decode, pair)))
 
 # %% [markdown]
-# It can, for the better: the empty text may take one of the beam's four finished places, and the search stops before a better text has ended (chapter 8).
+# It can: both times the new text has a better score (only the first reads better). The search stops at four finished texts (chapter 8). The empty one is among them, and a better one comes too late.
 #
 # ### In 8 bits
 #
@@ -562,9 +549,7 @@ if ctranslate2_ready:
 
 
 # %%
-def host_beam(
-    step: Callable[..., list[np.ndarray]], past: np.ndarray, beam: int, length: int
-) -> list[list[int]]:
+def host_beam(step: Graph, past: np.ndarray, beam: int, length: int) -> list[list[int]]:
     """The `beam` texts that survive `length` steps, best first; past (N, 2, 1, H, 0, d_k)."""
     ...
 
@@ -588,7 +573,7 @@ check(host_beam)
 #
 # *project · difficulty ●●● · worth ●●○ · 300 minutes*
 #
-# Run the two graphs where this series doesn't: in Rust, Go, Swift or C#, all of which have ONNX Runtime. Bring the tokenizer from a library for SentencePiece. Compare it with `onnx_greedy` on a file of sentences, token by token, before you look at its speed. How large is the program, and how long does it take until its first token?
+# Run the two graphs where this series doesn't: in Rust, Go, Swift or C#, all of which have ONNX Runtime. Bring the tokenizer from a library for SentencePiece. Compare it with `onnx_greedy` on a file of sentences, token by token, before you look at its speed.
 
 # %% [markdown]
 # Next: [Chapter 15 · Looking inside](ch15_looking_inside.ipynb)

@@ -53,12 +53,14 @@ def test_the_engine_takes_the_trainers_steps(tmp_path, step, dropout):
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is a matter of POSIX")
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.audit)])
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills):
+    """With another seed set: with the old one a run that starts again would pass."""
     luck, data = random.Random(kills), ch09.few_pairs()
-    for _ in range(kills):
-        assert killed_run(tmp_path, luck.uniform(0.0, 0.03)) == -signal.SIGKILL
+    for step in sorted(luck.sample(range(2, 40), kills)):
+        assert killed_run(tmp_path, step, luck.uniform(0.0, 0.03)) == -signal.SIGKILL
     straight, resumed = Run(SHORT_RUN, data), Trainer(SHORT_RUN, data, tmp_path)
     straight.fit()
-    assert resumed.resume() and resumed.steps_taken < straight.steps_taken
+    torch.manual_seed(12345)
+    assert resumed.resume() and 0 < resumed.steps_taken < straight.steps_taken
     resumed.fit()
     assert all_weights(resumed).equal(all_weights(straight))
     assert resumed.history == straight.history
@@ -92,6 +94,25 @@ def test_the_records_pass_the_bars_and_say_what_the_chapter_says():
     assert sample["test"]["bleu"] >= 95 and "test_unseen" in sample
     assert record["test"]["test_2016_flickr"]["bleu"] >= 40 and record["parameters"] <= 8e6
     assert stored_config(record["config"]) == replace(PRESETS["small"], name="multi30k")
+
+
+def test_epoch_11_fell_as_its_chart_says():
+    """Titles and captions of the charts, and the band that the controls are held against."""
+    record = load_record("epochs-multi30k")
+    fall, (before, after) = record["fall"], record["epochs"][9:11]
+    assert after["train_loss"] < before["train_loss"] and after["val_loss"] < before["val_loss"]
+    bleu, ratio = (
+        {row["step"]: row[key] for row in fall["step by step"]} for key in ("bleu", "length_ratio")
+    )
+    steady = [bleu[step] for step in range(195, 241, 5)]
+    assert fall["epoch"] == 11 and round(max(steady) - min(steady), 1) == 2.7
+    assert bleu[255] < min(steady) - 1.9 and ratio[255] > 1.1 > ratio[260]
+    assert bleu[260] > bleu[240] and bleu[270] < bleu[260] - 2 and ratio[270] < 1
+    controls = {name: row["bleu"] for name, row in fall["controls"].items()}
+    controls["epoch 12, late"] = fall["next epoch, long steps late"]["bleu"]
+    falls = [name for name, score in controls.items() if score < min(steady)]
+    assert falls == ["other dropout", "as many before them first"]
+    assert round(bleu[255] - controls["other dropout"], 1) == 2.2
 
 
 def test_nothing_is_unpickled():

@@ -1,13 +1,8 @@
-"""Chapter 13: rows close ranks, ties are whole, texts are chapter 8's and are traced back."""
+"""Chapter 13: rows close ranks, ties are whole, texts are traced back."""
 
 import torch
 
-from scripts import ROOT
-from scripts.ch07_multi30k import source_ids
-from scripts.ch08_decoding import greedy_choice, texts_by_cache
-from scripts.ch13_decoding_fast import PACK_AT, best_logits, close_gaps, written
-from scripts.core.models import load_model
-from scripts.corpora.load import load_corpus
+from scripts.ch13_decoding_fast import best_logits, close_gaps
 from scripts.exercises.ch13 import trace_back
 
 
@@ -19,15 +14,6 @@ def test_rows_that_go_on_stay_where_they_can():
         assert sorted(rows.tolist()) == going.nonzero().squeeze(1).tolist()
         stays = [i for i in range(len(rows)) if going[i]]
         assert rows[stays].tolist() == stays
-
-
-def test_those_who_leave_leave_chapter_8s_texts():
-    trained = load_model(ROOT / "models" / "sample-de-en")
-    sentences = [german for german, _ in load_corpus("sample")["test"][:24]]
-    sources = [source_ids(german, trained.tokenizer) for german in sentences]
-    texts, _ = written(trained, sources, 24, PACK_AT)
-    plain = texts_by_cache(trained, sentences, greedy_choice)
-    assert [trained.tokenizer.decode(text) for text in texts] == plain
 
 
 def test_equal_logits_have_places_of_their_own():

@@ -13,6 +13,8 @@ from scripts.ch15_looking_inside import (
     KINDS_OF_ATTENTION,
     alignment_error,
     attention_maps,
+    best_links,
+    dossiers,
     even_look,
     head_numbers,
     look_at,
@@ -153,6 +155,11 @@ def test_word_weights_add_keys_and_average_queries():
         assert math.isclose(words[n, h, j, i].item(), sum(cells) / len(cells))
 
 
+def test_a_row_is_linked_to_its_heaviest_column():
+    weights = torch.tensor([[0.1, 0.2, 0.7], [0.6, 0.3, 0.1]])
+    assert best_links(weights) == {(2, 0), (0, 1)}  # (German, English)
+
+
 def test_alignment_errors_are_pooled_over_sentences():
     links, sure = [{(0, 0)}, {(0, 1)}], [{(0, 0)}, {(i, i) for i in range(9)}]
     assert math.isclose(alignment_error(links, sure, sure), 1 - 2 / 12)
@@ -193,4 +200,7 @@ def test_the_record_is_of_the_shipped_model_and_whole():
     assert record["weights_sha256"] == sha256(STUDIED / "model.safetensors")
     heads = [(row["kind"], row["layer"], row["head"]) for row in record["heads"]]
     assert heads == list(itertools.product(KINDS_OF_ATTENTION, range(1, 4), range(1, 9)))
-    assert len(record["ibm_model_1"]["links"]) == 50 and len(record["layers"]) == 9
+    errors = torch.arange(24.0).view(3, 8)
+    lines = dossiers(record, errors)
+    assert len(lines) == 72 and lines["AER"].count() == 24
+    assert lines.loc["cross 2.8", "AER"] == errors[1, 7]

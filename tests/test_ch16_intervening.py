@@ -1,6 +1,7 @@
 """Chapter 16: silence undone, likelihoods, patched runs, the lens, what weights don't tell."""
 
 import math
+from operator import itemgetter
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from scipy.stats import t as student
 from tiny import SRC, TGT
 
+from scripts.book.records import load_record, sha256
 from scripts.book.verdict import pass_together
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
@@ -15,17 +17,19 @@ from scripts.ch06_training import Batch
 from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch15_looking_inside import attention_layers
 from scripts.ch16_intervening import (
+    aligners,
     decoder_stages,
     encoder_stages,
-    erasure_effects,
     every_head,
-    heads_silenced,
+    group_costs,
+    heads_changed,
     logit_lens,
     memory_from,
+    noise_beside,
     preference,
     reference_losses,
-    said_by_heads,
 )
+from scripts.core.models import STUDIED
 from scripts.corpora.captions import aligned_pairs
 from scripts.studies import heads as study
 
@@ -42,26 +46,31 @@ def padded():
 # Silence
 
 
-@pytest.mark.parametrize("constants", [[], [torch.randn(4), torch.randn(4)]], ids=["0", "constant"])
-def test_silence_is_the_heads_part_and_is_undone_to_the_bit(constants):
+def test_a_changed_head_says_what_the_change_makes_of_its_part_until_the_block_ends():
     layer = MultiHeadedAttention(h=4, d_model=16, dropout=0.0)
     x, mixtures = torch.randn(2, 5, 16, requires_grad=True), []
-    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     hook = layer.project_output.register_forward_pre_hook(lambda _, x: mixtures.append(x[0]))
-    layer(x, x, x)
+    whole = layer(x, x, x)
     hook.remove()
-    replaced = mixtures[0].clone()  # head 1 has features 4 to 7, head 3 has 12 to 15
-    replaced[..., 4:8], replaced[..., 12:16] = constants or (0, 0)
-    with heads_silenced([(layer, 1), (layer, 3)], constants):
-        silenced = layer(x, x, x)
-        torch.testing.assert_close(silenced, layer.project_output(mixtures[0]))
-        assert torch.autograd.grad(silenced.sum(), x)[0].any()
-    torch.testing.assert_close(silenced, layer.project_output(replaced))
-    with pytest.raises(ZeroDivisionError), heads_silenced([(layer, 0), (layer, 0)], constants):
+    changed = mixtures[0].clone()  # head 1 has features 4 to 7, head 3 has 12 to 15
+    changed[..., 4:8] *= -2
+    changed[..., 12:16] *= -2
+    with heads_changed([(layer, 1), (layer, 3)], lambda said: -2 * said):
+        output = layer(x, x, x)
+        assert torch.autograd.grad(output.sum(), x)[0].any()
+    torch.testing.assert_close(output, layer.project_output(changed))
+    with pytest.raises(ZeroDivisionError), heads_changed([(layer, 0)], torch.zeros_like):
         raise ZeroDivisionError
-    with pytest.raises(IndexError, match="index 4"), heads_silenced([(layer, 2), (layer, 4)]):
-        pass
-    assert all(torch.equal(t, before[name]) for name, t in layer.state_dict().items())
+    assert torch.equal(layer(x, x, x), whole)
+
+
+def test_noise_is_as_long_in_the_stream_as_what_the_head_adds():
+    layer, said = MultiHeadedAttention(h=4, d_model=16, dropout=0.0), torch.randn(2, 5, 4)
+    columns = layer.project_output.weight[:, 8:12]  # those of head 2
+    noise = noise_beside(said, layer, 2) - said
+    lengths = [(part @ columns.T).norm(dim=-1) for part in (noise, said)]
+    torch.testing.assert_close(*lengths)
+    assert not torch.allclose(noise, said)
 
 
 def test_holms_steps():
@@ -84,31 +93,9 @@ def test_losses_are_those_of_cross_entropy_whatever_the_padding(tiny, padded):
     torch.testing.assert_close(losses, each.sum(-1))
 
 
-def test_what_heads_say_is_what_the_output_map_is_given(tiny, padded):
-    outputs = said_by_heads(tiny, padded)
-    sources, targets = int((padded.src != 0).sum()), int((padded.tgt != 0).sum())
-    assert {kind: tuple(x.shape) for kind, x in outputs.items()} == {
-        "encoder": (2, sources, 4, 4),
-        "decoder": (2, targets, 4, 4),
-        "cross": (2, targets, 4, 4),
-    }
-    alone = Batch(padded.src[1:, :4], torch.cat((padded.tgt[1:, :2], padded.tgt_y[1:, 1:2]), 1))
-    again = said_by_heads(tiny, alone)  # without its padding, the shorter sentence says the same
-    torch.testing.assert_close(outputs["encoder"][:, -4:], again["encoder"])
-    torch.testing.assert_close(outputs["cross"][:, 4:6], again["cross"])
-    assert not any(m._forward_pre_hooks for m in tiny.modules())
-
-
 @pytest.fixture(scope="module")
 def judge(trained):
     return study.Judge(trained, [pair.texts for pair in PAIRS[:3]])
-
-
-def test_means_are_over_all_positions_of_all_batches(judge, monkeypatch):
-    monkeypatch.setattr(judge, "batches", [*judge.batches, Batch(SRC, TGT)])
-    parts = [said_by_heads(judge.model, batch) for batch in judge.batches]
-    for kind, mean in judge.means().items():
-        torch.testing.assert_close(mean, torch.cat([p[kind] for p in parts], 1).mean(1))
 
 
 def test_a_cost_is_a_change_of_likelihood_with_students_p(judge, trained):
@@ -116,33 +103,44 @@ def test_a_cost_is_a_change_of_likelihood_with_students_p(judge, trained):
     pairs = sorted((pair.texts for pair in PAIRS[:3]), key=lambda two: len(two[1]))
     batch = make_batch(encode_pairs(pairs, trained.tokenizer))
     whole, tokens = reference_losses(trained.model, batch), int((batch.tgt_y != 0).sum())
-    for kind, n, h in (("encoder", 1, 0), ("cross", 2, 7)):
-        mean = said_by_heads(trained.model, batch)[kind][n, :, h].mean(0)
-        for instead in ([], [mean]):
-            with heads_silenced([(layers[kind][n], h)], instead):
-                change = reference_losses(trained.model, batch) - whole
-            t = change.mean() / (change.std() / math.sqrt(3))
-            cost, p = judge.cost([(kind, n, h)], instead)
-            assert math.isclose(cost, change.sum() / tokens, abs_tol=1e-5)
+    for kind, n, h in (("encoder", 1, 0), ("cross", 2, 7)):  # with and without the encoder
+        for change in (torch.zeros_like, study.mean_instead):
+            with heads_changed([(layers[kind][n], h)], change):
+                lost = reference_losses(trained.model, batch) - whole
+            t = lost.mean() / (lost.std() / math.sqrt(3))
+            cost, p = judge.cost([(kind, n, h)], change)
+            assert math.isclose(cost, lost.sum() / tokens, abs_tol=1e-5)
             assert math.isclose(p, 2 * student.sf(abs(t), 2), rel_tol=1e-2)
     assert judge.cost([]) == (0.0, 1.0)
 
 
-def test_the_study_measures_each_head_each_layer_and_each_order(judge, monkeypatch):
+def test_the_study_measures_each_head_and_each_group(judge, monkeypatch):
     assert len(set(every_head(judge.model))) == 72
     some = every_head(judge.model)[-9:]  # a head of one layer, and all of the next
     monkeypatch.setattr(study, "every_head", lambda model: some)
-    monkeypatch.setattr(study, "PRUNING_STEP", 4)
-    rows, layers = study.worth_of_each(judge), study.worth_of_layers(judge)
+    rows = study.worth_of_each(judge)
+    layers = study.worth_of_groups(judge, itemgetter(0, 1))
     assert [(r["kind"], r["layer"] - 1, r["head"] - 1) for r in rows] == some
-    mean = judge.means()["cross"][some[5][1], some[5][2]]
     assert (rows[5]["silent"], rows[5]["silent p"]) == judge.cost([some[5]])
-    assert (rows[5]["mean"], rows[5]["mean p"]) == judge.cost([some[5]], [mean])
-    assert layers[0] == {"kind": "cross", "layer": 2, "silent": rows[0]["silent"]}
+    assert rows[5]["mean"] == judge.cost([some[5]], study.mean_instead)[0]
+    assert rows[5]["noise"] not in (rows[5]["silent"], rows[5]["mean"], 0)
+    assert layers[0]["silent"] == rows[0]["silent"] and layers[1]["heads"] == 8
     assert layers[1]["silent"] == judge.cost(some[1:])[0]
-    points = study.pruning_curve(judge, {"forwards": some, "backwards": some[::-1]})
-    assert [p["silent"] for p in points] == [0, 4, 8] * 2 and points[0]["nats"] == 0
-    assert points[5]["nats"] == layers[1]["silent"] != points[2]["nats"]
+
+
+def test_groups_of_aligners_and_what_they_cost():
+    rates = torch.tensor([[0.8, 0.1, 0.7, 0.2, 0.6, 0.3, 0.5, 0.4]])
+    groups = aligners(rates)
+    assert [head for _, _, head in groups["best"]] == [1, 3, 5, 7]
+    assert [head for _, _, head in groups["worst"]] == [6, 4, 2, 0]
+    costs = group_costs({"best": torch.tensor([3.0, 5.0]), "worst": torch.tensor([1.0, 7.0])}, 10)
+    assert list(costs.values())[:3] == [0.8, 0.8, 0.0]
+    assert math.isclose(costs["error"], 0.4, rel_tol=1e-6)  # differences 2 and -2: √8 · √2 / 10
+
+
+def test_the_record_of_aligners_is_of_the_shipped_model():
+    record = load_record("aligners-multi30k")
+    assert record["weights_sha256"] == sha256(STUDIED / "model.safetensors")
 
 
 # Patching, the lens, and what weights do not tell
@@ -165,18 +163,6 @@ def test_the_lens_ends_in_the_model_itself(tiny):
     tiny.eval()
     x = tiny(src, tgt, None, subsequent_mask(5))
     log_p = logit_lens(tiny, src, tgt)
-    assert log_p.shape == (3, 5, 30)
+    assert log_p.shape == (7, 5, 30)  # the embedding, then two layers of three sublayers
     torch.testing.assert_close(log_p[-1], tiny.generator(x).log_softmax(-1)[0])
     assert torch.equal(decoder_stages(tiny, src, tgt)[0], tiny.tgt_embed(tgt)[0])
-
-
-def test_erasure_is_the_loss_of_log_p(trained, park):
-    effects = erasure_effects(trained.model, park)
-    assert effects.shape == (park.tgt.size(1), park.src.size(1))
-    hidden, model = 8, trained.model  # Bank
-    mask = torch.ones(2, 1, park.src.size(1), dtype=torch.bool)
-    mask[1, :, hidden] = False
-    both = (ids.expand(2, -1) for ids in (park.src, park.tgt))
-    x = model(*both, mask, subsequent_mask(park.tgt.size(1)))
-    log_p = model.generator(x).log_softmax(-1)[:, range(park.tgt.size(1)), park.wanted[0]]
-    torch.testing.assert_close(effects[:, hidden], log_p[0] - log_p[1])

@@ -1,20 +1,23 @@
 """Chapter 26: what Ruvel's pairs hold and lack, the two splits, and what the prose says of runs."""
 
 import re
-from collections import Counter
+import sys
 from functools import reduce
+from pathlib import Path
 
 import pytest
 
 from scripts.book.records import load_record
 from scripts.ch26_your_own_pair import (
     collected,
-    fingerprint,
     honest_split,
     random_split,
+    who_acts,
     with_twins,
 )
-from scripts.corpora.invented import ruvel_pairs, with_ending
+from scripts.core.recipes import tuning_recipe
+from scripts.corpora.invented import nouns_of, ruvel_pairs, usual_order, with_ending
+from scripts.studies.ruvel import COMMANDS, RATES
 
 FIFTY = ("fifty negations", "fifty others")
 
@@ -47,6 +50,33 @@ def test_a_source_has_one_translation():
     for construction in ("plain", "negation", "object first"):
         pairs = ruvel_pairs(2000, 3, construction)
         assert len({source for source, _ in pairs}) == len(pairs)
+
+
+def test_who_acts_is_told_by_the_first_noun():
+    assert nouns_of("The old foxes heard a loaf in the house.") == ["fox", "loaf"]
+    assert usual_order("Karuta noma goral orez sil rolal.") == "Goral orez sil karuta noma rolal."
+    assert usual_order("Tivente havora gura limen.") == "Havora gura tivente limen."
+    being = [("", "The horse calls the quiet dog.")] * 3
+    shares = who_acts(["The dogs call the horse.", "The dog sees it.", "No."], being)
+    assert shares.loc["a being"].round(2).tolist() == [0.67, 0, 0.33]
+    pairs = [("", "The cats see the big stone."), ("", "The dog calls the dog.")]
+    shares = who_acts(["The cat sees the stone.", "The dog calls the dog."], pairs)
+    assert shares.loc["a thing"].tolist() == [0, 1, 0] and len(shares) == 1
+
+
+def test_the_page_has_the_commands_that_the_study_ran():
+    page = Path(sys.modules[who_acts.__module__].__file__).read_text("utf-8")
+    assert all(command in page for command in COMMANDS.strip().splitlines())
+    record = load_record("ruvel-commands")
+    old, asked = (record["scores"][name] for name in ("old", "asked"))
+    assert [row["exact"] for row in (*old.values(), *asked.values())] == [0.98, 0.98, 0, 0.533]
+    bleus = [round(row["BLEU"], 1) for row in (*old.values(), *asked.values())]
+    assert bleus == [98.8, 98.8, 35.0, 80.1]
+    recipe, runs = tuning_recipe(2300, mixed=True), load_record("ruvel-rates")["runs"]
+    shares = {lr: sorted(run["negated"] for run in runs if run["lr"] == lr) for lr in RATES}
+    assert [shares[lr] for lr in (1e-3, recipe["lr"])] == [[0, 0, 0], [0.435, 0.445, 0.605]]
+    assert shares[2e-3] == [0.18, 0.19, 0.2] and min(run["old"] for run in runs) == 0.98
+    assert record["settings"].items() <= recipe.items()
 
 
 def test_a_split_at_random_has_twins_and_an_honest_one_none():
@@ -87,21 +117,38 @@ def test_the_record_says_what_the_chapter_says():
 
     cures = [mean("tuned", name, "negated") for name in ("fifty negations", "mixed")]
     assert cures == pytest.approx([0.56, 0.48], abs=0.005)
-    gap = mean("case", "at random", "fresh") - mean("case", "honest", "fresh")
-    assert gap == pytest.approx(3.0, abs=0.05)
-    start, alone, others = (mean("tuned", name, "old") for name in (before, *FIFTY))
-    assert (start - others) / (start - alone) == pytest.approx(2 / 3, abs=0.03)
+    kept = [mean("tuned", name, "old") for name in FIFTY]
+    assert kept == pytest.approx([0.16, 0.44], abs=0.005)
     assert ends("tuned", "fifty others", "old")[1] < 0.5
 
 
-def test_the_fifty_sentences_are_as_the_chapter_says():
-    fifty = ruvel_pairs(250, construction="negation")[:50]
-    english = [re.search(r"(does|did|do) not (\w+)", target).groups() for _, target in fifty]
-    forms = Counter(form for form, _ in english)
-    assert len({verb for _, verb in english}) == 19 and forms["does"] == 24 and forms["did"] == 17
-    assert min(Counter(verb for _, verb in english).values()) == 1
-    sources = {fingerprint(source) for source, _ in honest_split(collected(), 1 / 9, seed=0)[0]}
-    assert len(sources) == 267
+def test_the_causes_are_as_the_chapter_says():
+    runs = load_record("ruvel-causes")["runs"]
+    assert [run["seed"] for run in runs] == [*range(1, 9)]
+
+    def percent(order, first, acts):
+        shares = [round(100 * run["who acts"][order][first][acts]) for run in runs]
+        return min(shares), max(shares)
+
+    assert percent("object first", "a being", "the first noun") == (87, 94)
+    assert percent("object first", "a thing", "a stranger") == (82, 93)
+    for first in ("a being", "a thing"):
+        assert percent("usual order", first, "the true actor") == (100, 100)
+    right = [run["usual order, exact"] for run in runs]
+    assert (min(right), max(right)) == (0.97, 1)
+    strangers = [run["strangers"] for run in runs]
+    assert all(row["done to the true actor"] > 0.75 * row["outputs"] for row in strangers)
+    assert [strangers[i]["most often"][0][0] for i in (0, 5)] == ["dog", "baker"]
+    three = runs[:3]
+    draws = [[shares["negated"] for shares in run["draws"].values()] for run in three]
+    assert max(max(shares) - min(shares) for shares in draws) <= 0.0701
+    alone = [run["alone, 50 passes"]["negated"] for run in runs]
+    assert (min(alone), round(sum(alone) / 8, 3), max(alone)) == (0.285, 0.48, 0.595)
+    mixed = [run["tuned"]["mixed"]["negated"] for run in load_record("ruvel")["runs"]]
+    later = sum(alone[3:]) - sum(mixed[3:])  # the seeds in which 130 passes are far ahead
+    assert later / 5 == pytest.approx(0, abs=0.01)
+    mistakes = [(run["mistakes"]["wrong"], run["mistakes"]["does for did"]) for run in three]
+    assert mistakes == [(83, 35), (98, 24), (111, 48)]
 
 
 def test_the_controls_say_what_the_chapter_says():
@@ -109,9 +156,6 @@ def test_the_controls_say_what_the_chapter_says():
     fresh = {n: [run["case"][n]["fresh"] for run in runs] for n in ("8", "40")}
     assert all(21 < score < 30.5 for score in fresh["8"])
     assert all(70 < score < 74 for score in fresh["40"])
-    rates = [run["mixed, by rate"] for run in runs]
-    shares = {lr: sorted(run[lr]["negated"] for run in rates) for lr in ("0.002", "0.004")}
-    assert shares == {"0.002": [0.49, 0.5, 0.52], "0.004": [0.56, 0.61, 0.66]}
 
 
 def test_repeats_and_practice_give_what_the_chapter_says():
@@ -122,15 +166,8 @@ def test_repeats_and_practice_give_what_the_chapter_says():
         return [round(min(values), 3), round(max(values), 3)]
 
     assert ends("repeats", "0", "old") == [0.97, 0.985]
-    assert ends("repeats", "1", "negated_says_not") == [0.0, 0.48]
     old = [ends("repeats", str(n), "old") for n in (1, 2, 3, 5, 10)]
     assert [min(old)[0], max(high for _, high in old)] == [0.965, 0.99]
-    for part, shares in {
-        "articles": [0.0, 0.045],
-        "articles without the ending": [0.595, 0.615],
-        "exact": [0.12, 0.27],
-        "old": [0.935, 0.95],
-    }.items():
-        assert ends("object first", part) == shares, part
+    assert ends("object first", "exact") == [0.12, 0.27]
+    assert ends("object first", "old") == [0.935, 0.95]
     assert [round(end) for end in ends("another draw", "its test set")] == [58, 63]
-    assert [round(end) for end in ends("another draw", "fresh")] == [60, 61]

@@ -93,7 +93,6 @@ FACTS = {  # arguments, and what our solution should give, from elsewhere
     "many_references": ((CAPTIONS, REFERENCES), SACREBLEU),
     "packed_attention": ((Q, K, V, [1, 3], True), attention(Q, K, V, BLOCKS)[0]),
     "decoding_cost": (([1, 2, 2, 3, 5, 7], 0.5, 5.0), 33),
-    "may_be_largest": ((LOGITS, torch.full((1, 3), 0.5)), torch.tensor([[False, True, True]])),
     "rollout": ((MAPS,), (MAPS[1].mean(0) + torch.eye(4)) @ (MAPS[0].mean(0) + torch.eye(4)) / 4),
     "bits_from_pieces": ((math.log(2), ["ab def", "ä"], HALVES), 6 / 9),
     "packed_mask": (
@@ -189,14 +188,6 @@ def test_a_half_layout_gives_the_same_scores():
     torch.testing.assert_close(*scores)
 
 
-def hidden_in_another_order(x, losses, fit):
-    residuals = []
-    for i in range(len(x)):
-        others = [np.concatenate((values[i + 1 :], values[:i])) for values in (x, losses)]
-        residuals.append(np.log(losses[i] / fit(*others)(x[i : i + 1])[0]))
-    return np.sqrt(np.square(residuals).mean())
-
-
 def pair_by_pair(query, key, value, w, m, u, mask=None):
     queries = (query @ w.T).unbind(-2)
     scores = [(x.unsqueeze(-2) + key @ m.T).tanh() @ u for x in queries]
@@ -211,7 +202,6 @@ def divided_by_the_sum(logits, top):
 
 RIGHT = {
     "additive_attention": pair_by_pair,
-    "leave_one_out": hidden_in_another_order,
     "router": divided_by_the_sum,
 }
 

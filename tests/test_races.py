@@ -68,7 +68,7 @@ def sample(monkeypatch):
     """Races are of the sample corpus, and no rate of the machine is measured."""
     examples = data_of("sample", 1000)
     monkeypatch.setattr(race_training, "data_of", lambda corpus, vocab: examples)
-    monkeypatch.setattr(race_training.ch11, "matrix_rate", lambda kind=None: 1e9)
+    monkeypatch.setattr(race_training.ch11, "matrix_rates", lambda kind=None: [1e9])
     monkeypatch.setattr(race_training.ch11, "memory_bandwidth", lambda: 1e9)
 
 

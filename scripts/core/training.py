@@ -233,10 +233,14 @@ class Training:
                     if old != best_path:
                         old.unlink(missing_ok=True)
             write_log(self.folder, self.history)
+        self.next_epoch()
+        self.save()
+
+    def next_epoch(self) -> None:
+        """Begin the next epoch's counts."""
         self.epoch, self.done = self.epoch + 1, 0
         self.report = EpochReport()
         self.seconds = self.cpu_seconds = 0.0
-        self.save()
 
     def heed(self, stop: StopSignal) -> None:
         """Save and leave if any process was asked to stop: all of them after the same step."""

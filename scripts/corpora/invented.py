@@ -7,6 +7,7 @@ to qtz for what has no other.
 """
 
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -140,6 +141,22 @@ def ruvel_pairs(
     while len(pairs) < count:
         pairs[sentence(rng, construction)] = None
     return list(pairs)
+
+
+def nouns_of(english: str) -> list[str]:
+    """The beings and things in an English text, in their order, each in the singular."""
+    singulars = {}
+    for _, singular, *plural in rows(f"{BEINGS}, {THINGS}"):
+        singulars |= dict.fromkeys([singular, *(plural or [f"{singular}s"])], singular)
+    return [singulars[word] for word in re.findall(r"\w+", english.lower()) if word in singulars]
+
+
+def usual_order(source: str) -> str:
+    """A sentence whose object comes first, with the object where it usually stands: at the verb."""
+    *words, verb = source[:-1].lower().split()
+    adjectives = {row[0] for row in rows(f"{DESCRIBING_BEINGS}, {DESCRIBING_THINGS}")}
+    size = 2 if words[1] in adjectives else 1  # of the object, in words
+    return " ".join([*words[size:], *words[:size], verb]).capitalize() + "."
 
 
 @dataclass

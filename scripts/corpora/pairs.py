@@ -204,7 +204,7 @@ def oddities(kept: Mapping[int, Pair]) -> list[Note]:
         targets[source].add(target)
     letters = Counter(letter for pair in kept.values() for letter in "".join(pair))
     rare = {letter for letter, count in letters.items() if count < 3}
-    some = f"{len(rare)} of {len(letters)} letters occur once or twice"
+    some = f"lines with rare letters: {len(rare)} of {len(letters)} occur once or twice"
     wrong = "letters that went through a wrong encoding (Ã¼ for ü)"
     signs = {
         wrong: lambda a, b: MOJIBAKE.search(f"{a} {b}"),

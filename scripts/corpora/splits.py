@@ -30,9 +30,11 @@ def letters_only(text: str) -> str:
     """`text` with a space for all but letters and what is written on them, as Hindi's vowels.
 
     Regular expressions don't know those: `\\w` would take a boy, लड़का, for a girl, लड़की. Digits
-    go, too, so texts of nothing else are equal.
+    go, too, so texts of nothing else are equal. Of several ways to write a letter, as é with one
+    sign or two, there remains one (NFKC).
     """
-    return "".join(sign if unicodedata.category(sign)[0] in "LM" else " " for sign in text)
+    signs = unicodedata.normalize("NFKC", text)
+    return "".join(sign if unicodedata.category(sign)[0] in "LM" else " " for sign in signs)
 
 
 def words_of(text: str) -> list[str]:

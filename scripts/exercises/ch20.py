@@ -1,9 +1,6 @@
 """Chapter 20's exercises."""
 
 import math
-from collections.abc import Callable
-
-import numpy as np
 
 from scripts.book.exercises import exercise
 
@@ -32,25 +29,3 @@ def size_for_loss(floor: float, scale: float, alpha: float, loss: float) -> floa
 def best_size(C: float, A: float, alpha: float, B: float, beta: float) -> float:
     """αA/N^α = βB/D^β at the best N: there, a slightly larger N gains as much as it costs."""
     return (alpha * A / (beta * B)) ** (1 / (alpha + beta)) * (C / 6) ** (beta / (alpha + beta))
-
-
-def mean_and_tenth(x: np.ndarray, losses: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """A fit that predicts the mean of the losses it saw, and a tenth of x."""
-    return lambda places: losses.mean() + 0.1 * np.asarray(places)
-
-
-@exercise(
-    lambda: [(np.array([1.0, 2.0, 4.0, 8.0]), np.array([4.0, 3.0, 2.5, 2.0]), mean_and_tenth)],
-    "not the root of the mean squared residual of log L, one for each hidden place",
-    "the fit saw every place: nothing was hidden",
-    lambda x, losses, fit: np.sqrt((np.log(losses / fit(x, losses)(x)) ** 2).mean()),
-    "predict at the hidden place, x[i], not at i",
-    lambda x, losses, fit: leave_one_out(np.arange(len(x)), losses, fit),
-)
-def leave_one_out(x: np.ndarray, losses: np.ndarray, fit: Callable) -> float:
-    """Each place hidden in turn, and predicted from the others."""
-    residuals = []
-    for i in range(len(x)):
-        others = np.arange(len(x)) != i
-        residuals.append(np.log(losses[i] / fit(x[others], losses[others])(x[i : i + 1])))
-    return np.sqrt(np.square(residuals).mean()).item()

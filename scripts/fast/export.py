@@ -26,16 +26,6 @@ def need_packages(*names: str, extra: str = "export") -> None:
         raise ValueError(f"{absent[0]} is not installed: pip install -e '.[{extra}]'")
 
 
-def have_packages(*names: str) -> bool:
-    """Whether these packages are installed; if one is missing, the remedy is printed."""
-    try:
-        need_packages(*names)
-    except ValueError as error:
-        print(error)
-        return False
-    return True
-
-
 def step_example(model: EncoderDecoder, R: int, S: int, T: int) -> dict[str, Tensor]:
     """Random inputs of a decoder step, by name: R rows, S source tokens, T earlier tokens."""
     sizes, dtype = graph_config(model), model.generator.proj.weight.dtype

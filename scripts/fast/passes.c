@@ -82,22 +82,22 @@ static inline void thin(const float *x, int64_t n, const uint16_t *bits, uint16_
    unless null. */
 void drop(const void *x, int64_t x_half, int64_t count, const float *more, const void *gate,
           const Dropout *mask, void *out, int64_t out_half, int64_t threads) {
-    PARALLEL for (int64_t b = 0; b < WHOLE(count) / BLOCK; b++) {
+    PARALLEL for (int64_t b = 0; b < WHOLE(count) / BLOCK; b++) { /* a block of 256 */
         int64_t at = b * BLOCK, n = count - at < BLOCK ? count - at : BLOCK;
         float room[BLOCK], gates[BLOCK], y[BLOCK], scale = mask->scale;
         uint16_t bits[BLOCK];
-        const float *from = get(x, x_half, at, n, room);
+        const float *from = get(x, x_half, at, n, room); /* as floats */
         SIMD for (int64_t j = 0; j < n; j++) y[j] = from[j] * scale;
         if (mask->limit) {
-            draw(mask->seed, b, n, bits);
-            thin(y, n, bits, mask->limit, 1, y);
+            draw(mask->seed, b, n, bits); /* 16 random bits for each number */
+            thin(y, n, bits, mask->limit, 1, y); /* 0 where they are below the limit */
         }
         if (gate) {
             const float *open = get(gate, x_half, at, n, gates);
             SIMD for (int64_t j = 0; j < n; j++) y[j] = open[j] > 0 ? y[j] : 0.0f;
         }
         if (more) { SIMD for (int64_t j = 0; j < n; j++) y[j] += more[at + j]; }
-        put(y, out_half, at, n, out);
+        put(y, out_half, at, n, out); /* as floats, or rounded to 16 bits */
     }
 }
 

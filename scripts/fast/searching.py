@@ -35,12 +35,17 @@ def likeliest(decoding: CachedDecoding, x: Tensor) -> tuple[Tensor, None]:
 
 
 def cached_texts(
-    model: nn.Module, src: Tensor, src_mask: Tensor | None, max_len: int, choose: Callable[..., Any]
+    model: nn.Module,
+    src: Tensor,
+    src_mask: Tensor | None,
+    max_len: int,
+    choose: Callable[..., Any],
+    pack_at: float = PACK_AT,
 ) -> tuple[Tensor, Tensor]:
     """Chapter 13's `write_and_leave` with a cached decoding of src (B, S)."""
     with dropout_off(model), torch.inference_mode():
         decoding = CachedDecoding(model, src, src_mask)
-        ids, log_probs = write_and_leave(decoding, src, max_len, choose)
+        ids, log_probs = write_and_leave(decoding, src, max_len, choose, pack_at)
     return ids.clone(), log_probs.clone()  # ordinary tensors again
 
 

@@ -31,7 +31,7 @@ from scripts.studies.stacks import fast_stack_loss
 from scripts.studies.subject import SaveOptions
 
 CORPUS, NAME = "multi30k", "gpt-multi30k"
-SIZES = {"N": 3, "d_model": 96, "d_ff": 384, "h": 4, "dropout": 0.0}
+SIZES = {"N": 4, "d_model": 128, "d_ff": 512, "h": 4, "dropout": 0.0}
 SIZES |= {"positions": "learned", "max_len": 256}
 PASSES, BATCH = 5, 512
 RECIPE = TrainConfig(optimizer="muon", lr=0.01, muon_lr=0.01, warmup=200)

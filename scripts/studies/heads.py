@@ -1,17 +1,17 @@
 """The numbers and the worth of every head, chapters 15 and 16: `python -m scripts.studies.heads`.
 
-The numbers of each head over the validation split; how much less likely the references become,
-under teacher forcing, without a head, with its mean in its place, and without a layer's heads; the
-pruning curve on a test split; and IBM Model 1's links for our captions.
+The numbers of each head over the validation split; and how much less likely the references become,
+under teacher forcing, if a head is silent, says its mean, or speaks through noise, and if all heads
+of a layer or of a kind are changed. And IBM Model 1's links for our captions.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import ttest_1samp
@@ -20,10 +20,9 @@ from tqdm import tqdm
 
 from scripts import ch15_looking_inside as ch15
 from scripts.ch07_multi30k import encode_pairs, make_batch
-from scripts.ch08_decoding import until_end
-from scripts.ch16_intervening import every_head, heads_silenced, reference_losses, said_by_heads
+from scripts.ch08_decoding import dropout_off, until_end
+from scripts.ch16_intervening import changed_losses, every_head, noise_beside
 from scripts.core.models import Trained
-from scripts.core.scores import held_out_splits
 from scripts.corpora.captions import AlignedPair, aligned_pairs
 from scripts.fast.searching import cached_greedy
 from scripts.fast.translating import search_rows
@@ -31,9 +30,13 @@ from scripts.studies.subject import Corpus, Pairs, StudyOptions, Texts, encoded,
 
 Head = tuple[str, int, int]  # its kind, its layer and its number, from 0
 
-PRUNING_STEP = 9  # how many more heads are silenced at each point of the curve
-RANDOM_ORDERS = 5
 BATCH = 100  # sentences of similar length
+WAYS = ("silent", "mean", "noise")  # how a head is changed
+
+
+def mean_instead(head_output: Tensor) -> Tensor:
+    """A head's mean over the batch, at each of its places (B, T, d_k)."""
+    return head_output.mean((0, 1)).expand_as(head_output)
 
 
 def word_translation(
@@ -78,7 +81,7 @@ def model_1_links(pairs: Pairs, aligned: Sequence[AlignedPair]) -> list[str]:
 
 
 class Judge:
-    """How likely a model finds the references of some pairs, with any of its heads missing."""
+    """How likely a model finds the references of some pairs, with some of its heads changed."""
 
     def __init__(self, trained: Trained, pairs: Pairs):
         examples = sorted(encode_pairs(pairs, trained.tokenizer), key=lambda e: len(e.tgt))
@@ -87,54 +90,49 @@ class Judge:
         self.batches = [make_batch(examples[i : i + BATCH]).to(trained.device) for i in starts]
         self.layers = ch15.attention_layers(self.model)
         self.tokens = sum(batch.ntokens for batch in self.batches)
+        with dropout_off(self.model), torch.no_grad():
+            self.memories = [self.model.encode(b.src, b.src_mask) for b in self.batches]
         self.whole = self.losses([])
 
-    def means(self) -> dict[str, Tensor]:
-        """What each head says on average over all real positions: kind to (N, H, d_k)."""
-        outputs = [said_by_heads(self.model, batch) for batch in self.batches]
-        return {k: torch.cat([x[k] for x in outputs], dim=1).mean(1) for k in self.layers}
+    def losses(
+        self, heads: Sequence[Head], change: Callable[[Tensor], Tensor] = torch.zeros_like
+    ) -> Tensor:
+        """Each pair's loss in nats (n,), while some heads are silent or changed otherwise."""
+        moved = any(kind == "encoder" for kind, _, _ in heads)  # else the memories stay
+        memories = [None] * len(self.batches) if moved else self.memories
+        pairs = zip(self.batches, memories, strict=True)
+        return torch.cat([changed_losses(self.model, b, heads, change, m) for b, m in pairs])
 
-    def losses(self, heads: Sequence[Head], instead: Sequence[Tensor] = ()) -> Tensor:
-        """Each pair's loss in nats (n,) without some heads, or with constants in their places."""
-        with heads_silenced([(self.layers[kind][n], h) for kind, n, h in heads], instead):
-            return torch.cat([reference_losses(self.model, batch) for batch in self.batches])
-
-    def cost(self, heads: Sequence[Head], instead: Sequence[Tensor] = ()) -> tuple[float, float]:
+    def cost(
+        self, heads: Sequence[Head], change: Callable[[Tensor], Tensor] = torch.zeros_like
+    ) -> tuple[float, float]:
         """What is lost in nats a token, and the p of a t test over the pairs' losses."""
-        change = (self.losses(heads, instead) - self.whole).double()
-        p = float(ttest_1samp(change, 0).pvalue) if change.any() else 1.0
-        return round(change.sum().item() / self.tokens, 5), float(f"{p:.3g}")
+        difference = (self.losses(heads, change) - self.whole).double()
+        p = float(ttest_1samp(difference, 0).pvalue) if difference.any() else 1.0
+        return round(difference.sum().item() / self.tokens, 5), float(f"{p:.3g}")
 
 
 def worth_of_each(judge: Judge) -> list[dict[str, Any]]:
-    """A row for each head: what is lost when it is silent, and when it says its mean."""
-    means, rows = judge.means(), []
-    for kind, n, h in tqdm(every_head(judge.model), desc="heads"):
+    """A row for each head: what silence, its mean and noise cost."""
+    rows = []
+    for chosen in tqdm(every_head(judge.model), desc="heads"):
+        kind, n, h = chosen
+        noise = partial(noise_beside, layer=judge.layers[kind][n], head=h)
         row = {"kind": kind, "layer": n + 1, "head": h + 1}
-        for way, instead in (("silent", []), ("mean", [means[kind][n, h]])):
-            row[way], row[f"{way} p"] = judge.cost([(kind, n, h)], instead)
+        for way, change in zip(WAYS, (torch.zeros_like, mean_instead, noise), strict=True):
+            row[way], row[f"{way} p"] = judge.cost([chosen], change)
         rows.append(row)
     return rows
 
 
-def worth_of_layers(judge: Judge) -> list[dict[str, Any]]:
-    """What is lost when all heads of a layer are silent."""
-    groups = groupby(every_head(judge.model), itemgetter(0, 1))
-    return [{"kind": k, "layer": n + 1, "silent": judge.cost([*g])[0]} for (k, n), g in groups]
-
-
-def pruning_curve(judge: Judge, orders: Mapping[str, Sequence[Head]]) -> list[dict[str, Any]]:
-    """What is lost with the first 0, 9, 18, … heads of each order silent."""
-    return [
-        {
-            "order": name,
-            "silent": count,
-            "cross": sum(kind == "cross" for kind, _, _ in order[:count]),
-            "nats": judge.cost(order[:count])[0],
-        }
-        for name, order in tqdm(orders.items(), desc="orders")
-        for count in range(0, len(order) + 1, PRUNING_STEP)
-    ]
+def worth_of_groups(judge: Judge, by: Callable[[Head], Any]) -> list[dict[str, Any]]:
+    """What is lost when all heads of a layer, or of a kind, are silent, or say their means."""
+    rows = []
+    for _, group in groupby(every_head(judge.model), by):
+        heads = list(group)
+        costs = {"silent": judge.cost(heads)[0], "mean": judge.cost(heads, mean_instead)[0]}
+        rows.append({"kind": heads[0][0], "layer": heads[0][1] + 1, "heads": len(heads)} | costs)
+    return rows
 
 
 def mean_numbers(looks: Sequence[ch15.Look]) -> dict[str, Tensor]:
@@ -160,28 +158,23 @@ def by_name(numbers: Tensor) -> dict[str, float]:
 
 def inspect_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> dict[str, Any]:
     """All that the record says about the heads."""
-    splits = {n: corpus[n][: options.sentences] for n in ("val", held_out_splits(corpus)[0])}
-    val, test = splits.values()
+    val = corpus["val"][: options.sentences]
     looks = looks_through(trained, val)
     numbers, even = mean_numbers(looks), mean_numbers([ch15.even_look(look) for look in looks])
-    judge, every = Judge(trained, val), every_head(trained.model)
-    heads = worth_of_each(judge)
-    by_worth = sorted(range(len(every)), key=lambda i: heads[i]["silent"])
-    orders = {"least worth first": [every[i] for i in by_worth]}
-    for seed in range(RANDOM_ORDERS):
-        order = np.random.default_rng(seed).permutation(len(every))
-        orders[f"random {seed + 1}"] = [every[i] for i in order]
-    for (kind, number, head), row in zip(every, heads, strict=True):
-        row |= by_name(numbers[kind][number, head])
     captions = aligned_pairs()
+    torch.manual_seed(0)  # noise
+    judge = Judge(trained, val)
+    heads = worth_of_each(judge)
+    for (kind, number, head), row in zip(every_head(trained.model), heads, strict=True):
+        row |= by_name(numbers[kind][number, head])
     return {
-        "splits": {name: len(pairs) for name, pairs in splits.items()},
+        "splits": {"val": len(val)},
         "search": "greedy",
         "loss": round(judge.whole.sum().item() / judge.tokens, 5),
         "heads": heads,
         "even": {kind: by_name(numbers[0, 0]) for kind, numbers in even.items()},
-        "layers": worth_of_layers(judge),
-        "pruning": pruning_curve(Judge(trained, test), orders),
+        "layers": worth_of_groups(judge, itemgetter(0, 1)),
+        "kinds": worth_of_groups(judge, itemgetter(0)),
         "ibm_model_1": {
             "trained_on": len(corpus["train"]) + len(captions),
             "links": model_1_links(corpus["train"], captions),

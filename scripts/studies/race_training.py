@@ -183,9 +183,9 @@ def race(
     every: dict[str, Contender], rounds: int = 5, count: int = 3, max_tokens: int = 2048
 ) -> dict[str, Any]:
     """The record of duels: the first that is able, the reference, against each of the others."""
-    rates, able = {"matrix_rate": ch11.matrix_rate()}, multiplies_bf16(CPU)
+    rates, able = {"matrix_rate": max(ch11.matrix_rates())}, multiplies_bf16(CPU)
     if able:
-        rates["matrix_rate_bf16"] = ch11.matrix_rate(torch.bfloat16)
+        rates["matrix_rate_bf16"] = max(ch11.matrix_rates(torch.bfloat16))
     contenders = {name: one for name, one in every.items() if able or not one.half}
     if left_out := "; ".join(name for name in every if name not in contenders):
         print(f"left out, as this processor has no 16-bit products (AVX512-BF16): {left_out}")

@@ -1,16 +1,39 @@
-"""Chapter 26's experiments with eight seeds: `python -m scripts.studies.ruvel` (ten minutes).
+"""Chapter 26's runs, a record for each part: `python -m scripts.studies.ruvel --part causes`.
+
+seeds     what the chapter trains, with eight seeds (ten minutes of a thread)
+controls  the case with fewer and more epochs, and with another draw; how often the fifty stand
+          among old ones; rates; fifty sentences whose object comes first (three seeds)
+causes    who acts if the object comes first, in its place or in the usual one, and the fifty alone
+          with fewer passes (eight seeds); other draws of them, and what is wrong (three seeds)
+commands  the chapter's commands
+rates     then, on this machine: their fine-tuning with other rates, on what no score comes from
 
 Data and splits stay; the seed decides weights, dropout and the order of the batches.
 """
 
-from dataclasses import replace
-from typing import Any
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 from tqdm import tqdm
 
+from scripts import ROOT, runs_folder
+from scripts.book.command import Command, as_typed
 from scripts.book.figures.own_pair import BEFORE
+from scripts.book.files import writable
+from scripts.book.records import recorded
 from scripts.ch26_your_own_pair import (
     LEARNER,
+    PAIRS,
     case_scores,
     exact,
     fitted,
@@ -21,55 +44,217 @@ from scripts.ch26_your_own_pair import (
     translations,
     tuned,
     tunings,
+    who_acts,
 )
 from scripts.core.data import TrainingData, prepare
-from scripts.corpora.invented import Pair, ruvel_pairs
-from scripts.studies.subject import record_command
+from scripts.core.models import Trained, load_model
+from scripts.corpora.invented import nouns_of, ruvel_pairs, usual_order
+from scripts.corpora.splits import BESIDE, load_pairs
+from scripts.fast.run import evaluate, trained_to_end
+from scripts.studies.subject import SaveOptions
 
-SEEDS = range(1, 9)
+EIGHT, THREE = range(1, 9), (1, 2, 3)  # seeds
+EPOCHS = (8, 20, 40)  # of the case's training; the chapter takes 20
+RATES = (1e-3, 2e-3, 4e-3)  # of fine-tuning
+PASSES = {0: 7, 1: 7, 2: 7, 3: 6, 5: 6, 10: 5}  # by repeats of the fifty; each 246 to 273 steps
+NEGATED = ruvel_pairs(450, construction="negation")
+FIFTY, ASKED, UNSCORED = NEGATED[:50], NEGATED[50:250], NEGATED[250:]  # the last choose rates
+WITHOUT = [(source.replace(" nok ", " "), target) for source, target in ASKED]
+MOVED = ruvel_pairs(250, construction="object first")
+FOLDER = runs_folder() / "ruvel-commands"  # where they run
+COMMANDS = """
+python -m scripts.corpora.invented
+python -m scripts.train --pairs ruvel.tsv --languages qru-en
+python -m scripts.corpora.invented --construction negation --sentences 250 --save new.tsv
+head -50 new.tsv | cat ruvel.tsv - > both.tsv
+sed -n 51,100p new.tsv | cat runs/ruvel/pairs/val.tsv - > valid.tsv
+tail -150 new.tsv > asked.tsv
+python -m scripts.train --pairs both.tsv --valid valid.tsv --test asked.tsv --from runs/ruvel --name ruvel-2
+python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
+"""  # noqa: E501 (as the chapter has them)
+
+Work = Callable[[int, TrainingData, Trained], dict[str, Any]]  # of seed, data and the seed's model
 
 
-def one_seed(seed: int, data: TrainingData, new: list[Pair]) -> dict[str, Any]:
-    """The scores of the chapter's models, and what they say of four new sentences."""
-    fifty, negated, old = new[:50], new[50:], data.corpus["test"]
-    first = ruvel_pairs(200, construction="object first")
-    models = {BEFORE: fitted(replace(LEARNER, seed=seed), data)}
-    for name, (pairs, epochs) in tunings(data, fifty).items():
-        models[name] = tuned(models[BEFORE], data, pairs, epochs)
-    shown = [negated[4], negated[2], first[0], first[1], old[0], old[2]]
-    without = [(source.replace(" nok ", " "), target) for source, target in negated]
-    both = (translations(models[BEFORE], pairs) for pairs in (negated, without))
+def shown_outputs(trained: Trained, pairs: PAIRS) -> list[dict[str, str]]:
+    """What the model makes of the pairs' sources, beside the references."""
+    outputs = translations(trained, pairs)
+    triples = ((*pair, output) for pair, output in zip(pairs, outputs, strict=True))
+    return [dict(zip(("source", "reference", "output"), row, strict=True)) for row in triples]
+
+
+def chapter_runs(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
+    """The scores of the chapter's models; the first seed's also say what they make of six pairs."""
+    old, first, models = data.corpus["test"], MOVED[:200], {BEFORE: model}
+    for name, (pairs, epochs) in tunings(data, FIFTY).items():
+        models[name] = tuned(model, data, pairs, epochs)
+    shown = [ASKED[4], ASKED[2], first[0], first[1], old[0], old[2]]
+    both = (translations(model, pairs) for pairs in (ASKED, WITHOUT))
     splits = {"at random": random_split, "honest": honest_split}
-    return {
-        "seed": seed,
-        "tuned": {name: shares(model, old, negated) for name, model in models.items()},
-        "object_first": {name: exact(model, first) for name, model in models.items()},
-        "same_without_nok": sum(a == b for a, b in zip(*both, strict=True)) / len(negated),
-        "outputs": {
-            name: [
-                {"source": source, "reference": reference, "output": output}
-                for (source, reference), output in zip(
-                    shown, translations(model, shown), strict=True
-                )
-            ]
-            for name, model in models.items()
-        },
+    scores = {
+        "tuned": {name: shares(trained, old, ASKED) for name, trained in models.items()},
+        "object_first": {name: exact(trained, first) for name, trained in models.items()},
+        "same_without_nok": sum(a == b for a, b in zip(*both, strict=True)) / len(ASKED),
         "case": {
             name: {test: round(score, 1) for test, score in case_scores(split, seed).items()}
             for name, split in splits.items()
         },
     }
+    if seed > 1:
+        return scores
+    return scores | {"outputs": {name: shown_outputs(m, shown) for name, m in models.items()}}
 
 
-def ruvel_with_seeds() -> dict[str, Any]:
-    """Eight runs of the chapter; only the first keeps its translations."""
-    data, new = prepare(LEARNER, ruvel_corpus()), ruvel_pairs(250, construction="negation")
-    runs = [one_seed(seed, data, new) for seed in tqdm(SEEDS)]
-    outputs = [run.pop("outputs") for run in runs]
-    return {"runs": runs, "outputs": outputs[0]}
+def another_draw(pairs: PAIRS, share: float, seed: int) -> tuple[PAIRS, PAIRS]:
+    """The honest split, drawn by the next seed."""
+    return honest_split(pairs, share, seed + 1)
 
 
-main = record_command("scripts.studies.ruvel", "ruvel", lambda _: ruvel_with_seeds())
+def controls(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
+    """BLEU of the case; shares of the outputs of the rest."""
+    known, old, val = (data.corpus[name] for name in ("train", "test", "val"))
+    repeated = {n: tuned(model, data, known + n * FIFTY, passes) for n, passes in PASSES.items()}
+    rates = {lr: tuned(model, data, known + 10 * FIFTY, PASSES[10], lr) for lr in RATES}
+    moved = tuned(model, data, known + 10 * MOVED[:50], PASSES[10])
+    return {
+        "case": {n: case_scores(random_split, seed, epochs=n) for n in EPOCHS},
+        "another draw": case_scores(another_draw, seed),
+        "repeats": {n: shares(after, old, ASKED) for n, after in repeated.items()},
+        "mixed, by rate": {lr: shares(after, val, UNSCORED[:100]) for lr, after in rates.items()},
+        "object first": {"exact": exact(moved, MOVED[50:]), "old": exact(moved, old)},
+    }
+
+
+def mistakes(outputs: Sequence[str], pairs: PAIRS) -> Counter[str]:
+    """How many negated outputs are wrong, and how many of them in which part of the negation."""
+    counts = Counter()
+    for output, (_, reference) in zip(outputs, pairs, strict=True):
+        if output != reference:
+            helper, verb = re.search(r"(\w+) not (\w+)", reference).groups()
+            counts["wrong"] += 1
+            counts["does for did"] += helper == "did" and "does not" in output
+            counts["another verb or form"] += not re.search(rf"not {verb}\b", output)
+    return counts
+
+
+def strangers(outputs: Sequence[str], pairs: PAIRS) -> dict[str, Any]:
+    """Of the outputs in which someone acts who isn't in the sentence: how many there are, who that
+    is most often, and in how many the deed is done to the true actor.
+    """
+    both = [(nouns_of(out), nouns_of(ref)) for out, (_, ref) in zip(outputs, pairs, strict=True)]
+    strange = [(out, actor) for out, (actor, first) in both if out and out[0] not in (actor, first)]
+    return {
+        "outputs": len(strange),
+        "most often": Counter(out[0] for out, _ in strange).most_common(1),
+        "done to the true actor": sum(out[1:2] == [actor] for out, actor in strange),
+    }
+
+
+def causes(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
+    """Who acts where the object comes first, and what of the fifty matters."""
+    known, old, first = data.corpus["train"], data.corpus["test"], MOVED[:200]
+    usual = [(usual_order(source), target) for source, target in first]
+    outputs = {"object first": first, "usual order": usual}
+    outputs = {order: translations(model, pairs) for order, pairs in outputs.items()}
+    tables = {order: who_acts(texts, first).round(3) for order, texts in outputs.items()}
+    row = {
+        "who acts": {order: table.to_dict("index") for order, table in tables.items()},
+        "strangers": strangers(outputs["object first"], first),
+        "usual order, exact": exact(model, usual),
+        "alone, 50 passes": shares(tuned(model, data, FIFTY, 50), old, ASKED),
+    }
+    if seed == 1:
+        shown = [ASKED[4], ASKED[2], first[1], first[3], WITHOUT[4], WITHOUT[2]]
+        row["outputs"] = shown_outputs(model, shown)
+    if seed in THREE:
+        draws = {n: ruvel_pairs(50, n, "negation") for n in THREE}  # the first is the chapter's
+        mixed = {n: tuned(model, data, known + 10 * new, PASSES[10]) for n, new in draws.items()}
+        row["draws"] = {n: shares(after, old, ASKED) for n, after in mixed.items()}
+        row["mistakes"] = mistakes(translations(mixed[1], ASKED), ASKED)
+    return row
+
+
+def with_seeds(work: Work, seeds: Sequence[int]) -> dict[str, Any]:
+    """What `work` says of the model of each seed."""
+    data = prepare(LEARNER, ruvel_corpus())
+    models = ((seed, fitted(replace(LEARNER, seed=seed), data)) for seed in tqdm(seeds))
+    return {"runs": [{"seed": seed} | work(seed, data, model) for seed, model in models]}
+
+
+def scored(trained: Trained, pairs: PAIRS) -> dict[str, float]:
+    """BLEU, and the share of pairs that are translated exactly, by the model's own search."""
+    result = evaluate(trained, pairs, trained.config.beam, trained.config.alpha)
+    right = sum(o == ref for o, (_, ref) in zip(result["translations"], pairs, strict=True))
+    return {"BLEU": result["bleu"], "exact": round(right / len(pairs), 3)}
+
+
+def commands() -> dict[str, Any]:
+    """The chapter's commands in an empty folder, what the last one says, and scores of its models.
+
+    "old" is the first model's test set, "asked" that of the fine-tuning.
+    """
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    writable(FOLDER)
+    ways = {"SERIES_RUNS": str(FOLDER / "runs"), "PYTHONPATH": str(ROOT)}
+    ways["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    way = {"cwd": FOLDER, "env": os.environ | ways, "text": True, "stdout": subprocess.PIPE}
+    for command in COMMANDS.strip().splitlines():
+        last = subprocess.run(["bash", "-ec", command], check=True, **way)
+    folders = {"before": FOLDER / "runs/ruvel", "after": FOLDER / "runs/ruvel-2"}
+    models = {when: load_model(folder) for when, folder in folders.items()}
+    tests = [load_pairs(folder / BESIDE)["test"] for folder in folders.values()]
+    config = models["after"].config
+    return {
+        "settings": {name: getattr(config, name) for name in ("lr", "epochs", "max_tokens")},
+        "scores": {
+            name: {when: scored(model, pairs) for when, model in models.items()}
+            for name, pairs in zip(("old", "asked"), tests, strict=True)
+        },
+        "against": [line for line in last.stdout.splitlines() if "against" in line],
+    }
+
+
+def rates() -> dict[str, Any]:
+    """The fine-tuning of `commands` with other rates and seeds, scored on what scores nothing."""
+    model, after = FOLDER / "runs/ruvel", load_model(FOLDER / "runs/ruvel-2")
+    corpus, runs = load_pairs(FOLDER / "runs/ruvel-2" / BESIDE), []
+    data = prepare(after.config, corpus, after.tokenizer)
+    for seed, lr in itertools.product(THREE, RATES):
+        config = replace(after.config, lr=lr, seed=seed)
+        with TemporaryDirectory() as name:
+            trained_to_end(config, data, Path(name), tune=model)
+            tuned_model = load_model(Path(name))
+        parts = {"negated": UNSCORED, "old": corpus["val"][:-50]}
+        right = {part: scored(tuned_model, pairs)["exact"] for part, pairs in parts.items()}
+        runs.append({"lr": lr, "seed": seed} | right)
+        print(runs[-1], file=sys.stderr)
+    return {"runs": runs}
+
+
+PARTS = {
+    "seeds": ("ruvel", lambda: with_seeds(chapter_runs, EIGHT)),
+    "controls": ("ruvel-controls", lambda: with_seeds(controls, THREE)),
+    "causes": ("ruvel-causes", lambda: with_seeds(causes, EIGHT)),
+    "commands": ("ruvel-commands", commands),
+    "rates": ("ruvel-rates", rates),
+}
+
+
+@dataclass
+class RuvelOptions(SaveOptions):
+    """Which runs, and what is done with their record."""
+
+    part: Literal["seeds", "controls", "causes", "commands", "rates"] = "seeds"
+    """The runs."""
+
+
+def run(options: RuvelOptions) -> dict[str, Any]:
+    """Measure what chapter 26 shows."""
+    name, measure = PARTS[options.part]
+    return recorded(name, as_typed("scripts.studies.ruvel", options), measure, options.save)
+
+
+main = Command("scripts.studies.ruvel", RuvelOptions, run)
 
 if __name__ == "__main__":
     raise SystemExit(main())

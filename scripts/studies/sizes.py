@@ -97,20 +97,20 @@ def choose(plan: Plan, pairs: int, settings: Run) -> Run | None:
 
 
 def plan_runs(plan: Plan) -> None:
-    """The choice for each number of pairs and its runs; then those of `small`, and the control."""
+    """The choice for each number of pairs, its runs, those of `small`, and the control."""
     recipe: Run | None = {}
+    longer: list[Run] = []
     for pairs, start in STARTS.items():
         recipe = choose(plan, pairs, recipe | start)
         if recipe is None:
             return
         by_size = {"row": BY_SIZE, "pairs": pairs, "settings": recipe}
-        if pairs == max(STARTS):
-            plan.seeds(by_size, SEEDS[:1])
-        else:
-            plan.seeds(by_size)
-            plan.seeds({"row": LONGER, "pairs": pairs, "settings": {"epochs": recipe["epochs"]}})
-    for pairs in STARTS:
+        plan.seeds(by_size, SEEDS[:1] if pairs == max(STARTS) else SEEDS)
         plan.seeds({"row": FOR_ALL, "pairs": pairs, "settings": {}})
+        if pairs < max(STARTS):
+            longer.append({"row": LONGER, "pairs": pairs, "settings": {"epochs": recipe["epochs"]}})
+    for place in longer:
+        plan.seeds(place)
 
 
 main = study_command("scripts.studies.sizes", BASE, plan_runs, work)

@@ -1,4 +1,4 @@
-"""Drawings of chapter 26: words beside their translation, and what fine-tuning gives and takes."""
+"""Drawings of chapter 26: words and their translation, who acts, and what fine-tuning changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ alt, pd = Late("altair"), Late("pandas")
 BEFORE = "before fine-tuning"
 CURVES = {
     "old: exactly right": "old",
-    "negated: says not": "negated_says_not",
+    "negated: says “not”": "negated_says_not",
     "negated: exactly right": "negated",
 }
 
@@ -48,32 +48,78 @@ def alignment(
     return drawn.properties(width=560, height=120)
 
 
-def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.LayerChart:
+def actors_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
+    """Who acts in the outputs, by what stands first in the source and by its order; a point a run.
+
+    `runs` have under "who acts" a share for each order, what stands first, and who acts.
+    """
+    rows = [
+        {"order": order, "first": f"{first} comes first", "acts": acts, "share": 100 * share}
+        for run in runs
+        for order, table in run["who acts"].items()
+        for first, shares in table.items()
+        for acts, share in shares.items()
+    ]
+    frame = pd.DataFrame(rows)
+    moved = frame[frame["order"] == "object first"].groupby(["first", "acts"])["share"].mean()
+    being, thing = (moved[f"{first} comes first"] for first in ("a being", "a thing"))
+    top = being.idxmax(), thing.idxmax()
+    if top != ("the first noun", "a stranger"):
+        raise ValueError(f"others act: {top}")
+    y = alt.Y("acts:N", title=None, sort=frame["acts"].unique().tolist())
+    x = alt.X("share:Q", title="outputs (%)").scale(domain=[0, 100])
+    colors = dict(zip(frame["order"].unique(), (PALETTE[1], PALETTE[0]), strict=True))
+    points = (
+        alt.Chart(rounded(frame))
+        .mark_point(size=70)
+        .encode(
+            x,
+            y,
+            colored("order", colors, title="the sentence"),
+            column=alt.Column("first:N", title=None),
+        )
+    )
+    return titled(
+        points.properties(width=250, height=120),
+        f"If a being comes first, it acts ({being.max():.0f}%); if a thing does, a stranger acts "
+        f"({thing.max():.0f}%)",
+        f"A mark is one of {len(runs)} seeds. Usual order: the same words, with the object before "
+        "the verb.",
+    )
+
+
+def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     """A point for each model: exactly right of the old sentences, and of the negated ones."""
     rows = [
         {"trained on": name, "old": 100 * shares["old"], "negated": 100 * shares["negated"]}
         for run in runs
         for name, shares in run["tuned"].items()
     ]
-    colors = dict(zip(dict.fromkeys(row["trained on"] for row in rows), PALETTE, strict=False))
+    frame = rounded(pd.DataFrame(rows))
+    names = frame["trained on"].unique()
+    colors = dict(zip(names, PALETTE, strict=False))
     old = alt.X("old:Q", title="old test sentences that are exactly right (%)")
     negated = alt.Y("negated:Q", title="negated sentences that are exactly right (%)")
     whole = {"domain": [-4, 104], "nice": False}  # no mark is cut by the frame
     percent = {"values": [*range(0, 101, 20)]}
-    color = colored("trained on", colors, legend=alt.Legend(title=None))
-    base = alt.Chart(rounded(pd.DataFrame(rows))).encode(
-        old.scale(**whole).axis(**percent), negated.scale(**whole).axis(**percent), color
-    )
-    before = f"datum['trained on'] == '{BEFORE}'"  # eight in one place, as rings
-    rings = base.transform_filter(before).mark_point(size=130)
-    return rings + base.transform_filter(f"!({before})").mark_circle(size=80, opacity=0.8)
+    x, y = old.scale(**whole).axis(**percent), negated.scale(**whole).axis(**percent)
+    color = colored("trained on", colors, legend=None)
+    places = frame.groupby("trained on", as_index=False).max()  # of the names: above the points
+    named = {"align": "right", "dx": 6, "dy": -14, "fontSize": 13}
+    texts = alt.Chart(places).mark_text(**named).encode(x, y, color, text="trained on")
+    drawn = alt.Chart(frame).mark_circle(size=80, opacity=0.6).encode(x, y, color) + texts
+    lowest, before = (frame[frame["trained on"] == name].min() for name in ("mixed", BEFORE))
+    if lowest["negated"] < 40 or lowest["old"] < before["old"] - 1:
+        raise ValueError("the mixed training forgets, or teaches too little for the title")
+    title = "Mixed with old sentences, fifty negations teach and little is forgotten"
+    return titled(drawn, title, f"A point is one of {len(runs)} seeds; 200 sentences on each axis.")
 
 
 def repeats_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
-    """What a mixed training teaches, by how often each new sentence stands in it.
+    """What a mixed training teaches, by the copies of each new sentence in it.
 
-    Lines join the means of the runs, each of which is a point. The title says from how many repeats
-    on nine outputs of ten say "not", and how many are right there and with the most repeats.
+    Lines join the means of the runs, each of which is a point. The title says from how many copies
+    on nine outputs of ten say "not", and how many are right there and with the most copies.
     """
     rows = [
         {"curve": curve, "repeats": int(repeats), "share": 100 * row[column]}
@@ -83,17 +129,19 @@ def repeats_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     ]
     frame = pd.DataFrame(rows)
     shares = frame.groupby(["repeats", "curve"])["share"].mean().unstack()
-    x = alt.X("repeats:Q", title="how often each of the fifty stands among the 1,700")
+    x = alt.X("repeats:Q", title="copies of each of the fifty among the 1,700")
     x = x.axis(values=shares.index.tolist())
     color = colored(
         "curve", dict(zip(CURVES, PALETTE, strict=False)), legend=alt.Legend(title=None)
     )
     base = alt.Chart(rounded(frame)).encode(x, alt.Y("share:Q", title="outputs (%)"), color)
     means = base.transform_aggregate(share="mean(share)", groupby=["curve", "repeats"])
-    drawn = means.mark_line() + base.mark_circle(size=40, opacity=0.7)
-    says_not, right = shares["negated: says not"], shares["negated: exactly right"]
+    shape = alt.Shape("curve:N", sort=[*CURVES], legend=None)  # for points on one another
+    drawn = means.mark_line() + base.mark_point(size=60).encode(shape)
+    says_not, right = shares["negated: says “not”"], shares["negated: exactly right"]
     first, most = (says_not > 90).idxmax(), shares.index[-1]
-    title = f"With {first} repeats nearly all say not, but {right[first]:.0f}% are right"
+    title = f"With {first} copies nearly all say “not”, but {right[first]:.0f}% are right"
     title += f"; with {most}, {right[most]:.0f}%"
-    caption = f"About 260 steps each. {len(runs)} seeds, and their means."
+    caption = "About 260 steps each: 7 passes with 0 to 2 copies, 6 with 3 and 5, 5 with 10. "
+    caption += f"{len(runs)} seeds, and their means."
     return titled(drawn.properties(width=400, height=220), title, caption)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 from scripts import Late
-from scripts.book.charts import rounded, titled
+from scripts.book.charts import heatmap, rounded, titled
 from scripts.book.figures.diagram import drawn
 from scripts.book.look import GREY, INK, LOG, PALETTE, bar_axis, colored
 
 alt, pd = Late("altair"), Late("pandas")
 
 
-LABELS = {  # at the roofline's dots: name, and how it stands
-    "projection": ("projection", {"align": "right", "dx": -9, "dy": -5}),
-    "feed-forward, out": ("feed-forward", {"align": "right", "dx": -9, "dy": 14}),
-    "logits": ("logits", {"align": "left", "dx": 9, "dy": 4}),
-    "attention": ("attention", {"align": "left", "dx": 9, "dy": 4}),
-    "loss": ("loss", {"align": "left", "dx": 9, "dy": 4}),
-    "LayerNorm": ("LayerNorm", {"align": "right", "dx": -9, "dy": 9}),
-    "residual sum": ("residual sum", {"align": "right", "dx": -9, "dy": 4}),
-    "Adam": ("Adam", {"align": "left", "dx": 9, "dy": 4}),
-    "ReLU": ("ReLU", {"align": "left", "dx": -4, "dy": -14}),
+LABELS = {  # at the roofline's dots: how a name stands
+    "projection": {"align": "right", "dx": -9, "dy": -5},
+    "feed-forward": {"align": "right", "dx": -9, "dy": 14},
+    "LayerNorm": {"align": "right", "dx": -9, "dy": 9},
+    "residual sum": {"align": "right", "dx": -9, "dy": 4},
+    "dropout": {"align": "right", "dx": -9, "dy": 4},
 }
 
 
@@ -70,13 +68,11 @@ def roofline_chart(operations: pd.DataFrame, rate: float, bandwidth: float) -> a
             tooltip=["operation", "form", "speed", "share"],
         ),
     ]
-    for name, row in shown[shown["form"] == forms[0]].set_index("operation").iterrows():
-        label, place = LABELS.get(name, (name, {"align": "right", "dx": -9, "dy": 4}))
-        if name != "feed-forward, back":  # beside its twin
-            at = alt.Chart(
-                row[["intensity", "speed"]].to_frame().T.astype(float).assign(name=label)
-            )
-            layers.append(at.mark_text(baseline="middle", **place).encode(x, y, text="name:N"))
+    names = alt.Chart(shown[shown["form"] == forms[0]][["operation", "intensity", "speed"]])
+    for name in shown["operation"].unique():
+        place = LABELS.get(name, {"align": "left", "dx": 9, "dy": 4})
+        label = names.mark_text(baseline="middle", **place).encode(x, y, text="operation:N")
+        layers.append(label.transform_filter(alt.datum.operation == name))
     norm = shown[shown["operation"] == "LayerNorm"].set_index("form")["share"]
     return titled(
         alt.layer(*layers).properties(width=560, height=380),
@@ -88,19 +84,24 @@ def roofline_chart(operations: pd.DataFrame, rate: float, bandwidth: float) -> a
 
 
 def bandwidth_chart(sweep: pd.DataFrame, bandwidth: float) -> alt.TopLevelMixin:
-    """Bytes a second over the memory touched: columns touched (bytes) and one a sum."""
-    shown = sweep.melt("touched", var_name="operation", value_name="bandwidth")
-    shown["touched"], shown["bandwidth"] = shown["touched"] / 2**20, shown["bandwidth"] / 1e9
-    x = alt.X("touched:Q", title="memory that the operation touches: MiB")
-    x = x.scale(base=2, **LOG).axis(values=[1, 4, 16, 64, 256], grid=False)
+    """Bytes a second over a result's size: columns result (bytes) and one a sum."""
+    shown = sweep.melt("result", var_name="operation", value_name="bandwidth")
+    shown["result"], shown["bandwidth"] = shown["result"] / 2**20, shown["bandwidth"] / 1e9
+    x = alt.X("result:Q", title="size of the result: MiB")
+    x = x.scale(base=2, **LOG).axis(values=[1, 4, 16, 64], grid=False)
     y = alt.Y("bandwidth:Q", title="billion bytes a second")
     color = colored("operation", dict(zip(shown["operation"].unique(), PALETTE, strict=False)))
     curves = alt.Chart(rounded(shown)).mark_line(point={"filled": True, "size": 40})
     roof = alt.Chart(rounded(pd.DataFrame({"bandwidth": [bandwidth / 1e9]})))
+    cliff = alt.Chart(pd.DataFrame({"result": [32]}))  # from here on glibc keeps no freed memory
     layers = [
         roof.mark_rule(color=GREY, strokeDash=[5, 4]).encode(y),
         roof.mark_text(align="left", dx=6, dy=-8, color=GREY, text="memory").encode(
             y, x=alt.value(0)
+        ),
+        cliff.mark_rule(color=GREY, strokeWidth=1).encode(x),
+        cliff.mark_text(align="right", dx=-6, dy=8, color=GREY, text="32 MiB: given back").encode(
+            x, y=alt.value(0)
         ),
         curves.encode(x, y, color.title(None)),
     ]
@@ -115,50 +116,36 @@ def bandwidth_chart(sweep: pd.DataFrame, bandwidth: float) -> alt.TopLevelMixin:
     )
 
 
-def step_account_chart(
-    account: pd.DataFrame, floors: pd.Series, measured: float
-) -> alt.TopLevelMixin:
-    """Seconds of a step by operation (columns forward and backward), sorted, and the sum beside
-    the `measured` step. Operations that aren't in `floors` have a floor of zero.
-    """
-    total, step = "sum of the parts", "the step, measured"
-    parts, spent = account.sum(axis=1), account.copy()
-    order = [*parts.sort_values(ascending=False).index, total, step]
-    spent.loc[total] = account.sum()
-    spent.loc[step, "measured"] = measured
-    spent = spent.rename_axis("operation").reset_index()
-    spent = spent.melt("operation", var_name="pass", value_name="seconds").dropna()
-    ends = spent.groupby("operation", as_index=False)["seconds"].sum()
-    least = pd.concat([floors, pd.Series({total: floors.sum(), step: floors.sum()})])
-    least = least.rename_axis("operation").reset_index(name="seconds")
-    shades = {"forward": PALETTE[0], "backward": PALETTE[5], "measured": INK}
-    x = alt.X("seconds:Q").axis(grid=False, tickCount=5)
-    x = x.scale(domain=[0, 1.15 * ends["seconds"].max()], nice=False)
-    y = bar_axis("operation", order)
-    look = {"sort": list(shades), "title": None}
+def beyond_chart(floor: float, beyond: pd.Series, step: float) -> alt.TopLevelMixin:
+    """From a step's `floor` to its measured seconds: what each operation takes `beyond` its own."""
+    beyond = beyond.sort_values(ascending=False)
+    beyond["not in the list"] = step - floor - beyond.sum()
+    rows = pd.concat([pd.Series({"floor": floor}), beyond]).rename_axis("operation")
+    rows = rows.reset_index(name="seconds")
+    rows["end"] = rows["seconds"].cumsum()
+    rows["start"] = rows["end"] - rows["seconds"]
+    rows.loc[len(rows)] = {"operation": "the step", "seconds": step, "start": 0.0, "end": step}
+    rows["place"] = rows[["start", "end"]].max(axis=1)  # a part may take less than its floor
+    colors = dict.fromkeys(rows["operation"], PALETTE[0]) | {"floor": PALETTE[1], "the step": INK}
+    x = alt.X("start:Q", title="seconds").axis(grid=False, tickCount=5)
+    x = x.scale(domain=[0, 1.1 * step], nice=False)
+    y = bar_axis("operation", list(rows["operation"]))
+    bars = alt.Chart(rounded(rows, 3))
     layers = [
-        alt.Chart(rounded(spent, 3))
-        .mark_bar(height=16)
-        .encode(
-            x,
-            y,
-            colored("pass", shades, **look).legend(orient="bottom"),
-            order=alt.Order("pass:O", sort="descending"),
+        bars.mark_bar(height=16).encode(
+            x, y, x2="end:Q", color=colored("operation", colors, legend=None)
         ),
-        alt.Chart(rounded(ends, 3))
-        .mark_text(align="left", dx=7)
-        .encode(x, y, text=alt.Text("seconds:Q", format=".2f")),
-        alt.Chart(rounded(least, 3))
-        .mark_tick(color=PALETTE[1], thickness=4, height=20, opacity=1)
-        .encode(x, y),
+        bars.mark_text(align="left", dx=7).encode(
+            alt.X("place:Q"), y, text=alt.Text("seconds:Q", format=".2f")
+        ),
     ]
-    free = 1 - parts[floors.index].sum() / parts.sum()
+    most = beyond.idxmax()
     return titled(
-        alt.layer(*layers).properties(width=400, height=alt.Step(25)),
-        f"The parts are {parts.sum() / measured:.0%} of the step, "
-        f"and {free:.0%} of them is what the floor counts as free",
-        "Each operation alone, as often as it occurs, and the whole step, as it comes. "
-        "Orange: the floor. Operations without a mark have a floor of zero.",
+        alt.layer(*layers).properties(width=430, height=alt.Step(25)),
+        f"A step takes {step - floor:.2f} s beyond its floor, "
+        f"{beyond[most]:.2f} s of them for {most}",
+        "Blue: what each operation takes beyond its own floor, measured alone, forward and "
+        "backward, as often as it occurs. Black: the whole step, measured.",
     )
 
 
@@ -170,12 +157,20 @@ GROWTH_AXES = {
 }
 
 
-def growth_chart(frame: pd.DataFrame, costs: list[str]) -> alt.TopLevelMixin:
-    """Costs along the four axes, as multiples of the smallest: columns axis, value and `costs`.
+def growth_chart(points: pd.DataFrame) -> alt.TopLevelMixin:
+    """Costs of a step along the four axes, as multiples of the smallest.
 
-    Column `slope` is that of the first cost, from the value before.
+    Columns: axis, value, seconds, bytes and flops.
     """
-    used = frame.melt(["axis", "value", "slope"], costs, "cost", "times").round({"slope": 1})
+    names = {"seconds": "time", "bytes": "memory", "flops": "FLOPs"}
+    points, costs = points.rename(columns=names), list(names.values())
+    rises = pd.DataFrame({name: points[name].map(math.log) for name in ("value", "time")})
+    rises = rises.groupby(points["axis"]).diff()
+    points["slope"] = rises["time"] / rises["value"]  # from the value before
+    assert points.groupby("axis")["slope"].last().idxmax() == "width"
+    width = points[points["axis"] == "width"][["value", "FLOPs", "time"]]
+    wider = width.iloc[-1] / width.iloc[0]
+    used = points.melt(["axis", "value", "slope"], costs, "cost", "times").round({"slope": 1})
     used["times"] /= used.groupby(["axis", "cost"])["times"].transform("first")
     used = rounded(used)
     y = alt.Y("times:Q", title="times as much").axis(values=[1, 2, 4, 8, 16, 32, 64])
@@ -202,9 +197,11 @@ def growth_chart(frame: pd.DataFrame, costs: list[str]) -> alt.TopLevelMixin:
         panels.append(alt.layer(*layers).properties(width=230, height=170))
     return titled(
         alt.concat(*panels, columns=2),
-        "At a fixed number of tokens length costs little; in the end time grows most with width",
-        "The textbook's step, as multiples of its cost at each axis's smallest value. Both axes "
-        "of each panel are logarithmic. Numbers: the slope of time in each part. Dashed: slope 1.",
+        f"{wider['value']:.0f} times the width takes {wider['FLOPs']:.0f} times the FLOPs and "
+        f"{wider['time']:.0f} times the time",
+        "A step's costs, as multiples of those at the smallest value. Memory: what autograd keeps "
+        "for the backward pass. Dashed: slope 1. Numbers: the slope of time in each part; noise "
+        "moves it by 0.2 over a doubling, between 9 and 12 layers by 0.5.",
     )
 
 
@@ -213,7 +210,24 @@ def two_graphs() -> alt.TopLevelMixin:
     return titled(
         drawn("two_graphs").chart(),
         "Two graphs, and a loop that belongs to neither",
-        "Read upwards. Two things go round: the token, which the host chooses, and past, which is "
-        "the last step's present. Blue and orange: graphs. Pink: the host. Green: keys and "
-        "values. With a beam the host repeats the rows of cross: R = B · beam.",
+        "Read upwards. Three things go round: the token that the host chooses, the position that "
+        "it counts, and past, which is the last step's present. Blue and orange: graphs. Pink: "
+        "the host. Green: keys and values.",
+    )
+
+
+def gaps_chart(gaps: list[list[float]]) -> alt.TopLevelMixin:
+    """The step's largest error by tokens read, T, and position; a translation's path is framed."""
+    steps = pd.DataFrame({"row": range(len(gaps)), "column": range(len(gaps))})
+    frames = alt.Chart(steps).mark_rect(fillOpacity=0, stroke=PALETTE[1], strokeWidth=3)
+    titles = {"row_title": "earlier tokens, T", "column_title": "position that the host gives"}
+    square = heatmap(gaps, **titles, value_title="largest difference", digits=1)
+    frames = frames.encode(
+        alt.X("column:O", title=titles["column_title"]), alt.Y("row:O", title=titles["row_title"])
+    )
+    return titled(
+        square + frames,
+        "Their graph is right where the position is 2, whatever it has read",
+        "Random inputs, so only 0 or not counts; 3 rows, 5 source tokens. Our graph: 0 everywhere. "
+        "Framed: what a translation asks for, position T.",
     )

@@ -38,10 +38,10 @@ def learning_curves(
     return alt.layer(drawn, dashes, names) if marks else drawn
 
 
-def history_chart(history: pd.DataFrame, title: str, caption: str) -> alt.HConcatChart:
+def history_chart(history: pd.DataFrame, title: str, case: int) -> alt.HConcatChart:
     """Validation BLEU, and both losses, by epoch; `history` has a row for each epoch.
 
-    The dashed line is at half of the last BLEU.
+    The dashed line is at half of the last BLEU, a ring at the epoch `case`.
     """
     names = {"train_loss": "training", "val_loss": "validation"}
     both = history.rename(columns=names).melt("epoch", [*names.values()], "split", "loss")
@@ -58,7 +58,12 @@ def history_chart(history: pd.DataFrame, title: str, caption: str) -> alt.HConca
     x = x.axis(values=[1, *range(last % 3 + 3, last + 1, 3)], format="d")
     half = alt.Chart(rounded(pd.DataFrame({"half": [history["val_bleu"].iloc[-1] / 2]})))
     half = half.mark_rule(strokeDash=[4, 4], color=GREY).encode(y="half:Q")
-    panels = (half + bleu.encode(x) | loss.encode(x)).resolve_scale(color="independent")
+    ring = alt.Chart(rounded(history.loc[history["epoch"] == case, ["epoch", "val_bleu"]]))
+    ring = ring.mark_point(size=260, color=GREY, strokeWidth=2).encode(x, y="val_bleu:Q")
+    bleu = half + bleu.encode(x) + ring
+    panels = (bleu | loss.encode(x)).resolve_scale(color="independent")
+    caption = f"Dashed: half of the last BLEU. Ring: the dip of epoch {case}, this chapter's Case."
+    caption += f" Both losses fall through epoch {case}."
     return titled(panels, title, caption, wrap=78)  # the legend stays in its panel
 
 
@@ -75,12 +80,13 @@ def diary(frame: pd.DataFrame) -> alt.HConcatChart:
 
 
 def fall_chart(
-    rows: Sequence[Mapping[str, float]], end: int, long_steps: Sequence[int]
+    rows: Sequence[Mapping[str, float]], title: str, *, end: int, long_steps: Mapping[int, int]
 ) -> alt.VConcatChart:
     """How long translations are, and their BLEU, around the epoch's `end`.
 
-    A second curve is the BLEU of the texts cut where they begin to repeat. The orange lines are
-    the `long_steps`.
+    A second curve is the BLEU of the texts cut where they begin to repeat. A line marks each of
+    the `long_steps`, which come with the mean length of their targets; a grey band spans the BLEU
+    before them.
     """
     names = {"bleu": "as it is", "bleu_cut": "cut before repeats"}
     frame, size = pd.DataFrame(rows), {"points": True, "width": 480, "height": 130}
@@ -90,14 +96,55 @@ def fall_chart(
     ratio = lines(frame, "step", "length_ratio", y_title="length ratio", **size)
     bleu = lines(both, "step", "BLEU", "text", y_title="validation BLEU", **size).encode(hues)
     mark = alt.Chart(pd.DataFrame({"step": [end]})).mark_rule(strokeDash=[4, 4], color=GREY)
-    orange = alt.Chart(pd.DataFrame({"step": long_steps})).mark_rule(color=PALETTE[1], opacity=0.6)
-    last = "step since the epoch began; dashed: its end; orange: the five long steps"
+    long_lines = alt.Chart(pd.DataFrame({"step": [*long_steps]}))
+    long_lines = long_lines.mark_rule(color=PALETTE[3], strokeWidth=2)
     scale = alt.Scale(domain=[int(frame["step"].min()), int(frame["step"].max())], nice=False)
-    drawn = []
-    for curve, title in ((ratio, None), (bleu, last)):
-        x = alt.X("step:Q", title=title, scale=scale)
-        drawn.append(alt.layer(orange.encode(x), mark.encode(x), curve.encode(x)))
-    return alt.vconcat(*drawn).resolve_scale(color="independent")  # the legend stays in its panel
+    x = alt.X("step:Q", title=None, scale=scale)
+    lengths = ", ".join(map(str, long_steps.values()))
+    labels = {"right": (min(long_steps) - 1, f"five long steps: targets\nof {lengths} pieces →")}
+    labels["left"] = (end + 1, "← the epoch's end")
+    above = alt.layer(long_lines.encode(x), mark.encode(x), ratio.encode(x))
+    for align, (step, text) in labels.items():
+        label = alt.Chart(pd.DataFrame({"step": [step], "text": [text]}))
+        label = label.mark_text(align=align, lineBreak="\n", baseline="top")
+        above += label.encode(x, y=alt.value(5), text="text:N")
+    x = x.title("step since epoch 11 began")
+    before = frame[frame["step"] < min(long_steps)]
+    below = band(before, "bleu", "y") + long_lines.encode(x) + mark.encode(x) + bleu.encode(x)
+    panels = alt.vconcat(above, below).resolve_scale(color="independent")  # its panel's legend
+    first, *_, last = before["step"]
+    caption = f"The axes don't begin at 0. Grey: the range of BLEU, steps {first} to {last}."
+    return titled(panels, title, caption)
+
+
+def band(frame: pd.DataFrame, column: str, axis: str) -> alt.Chart:
+    """A grey band over the range of a column, across the whole panel."""
+    ends = pd.DataFrame({"low": [frame[column].min()], "high": [frame[column].max()]})
+    ends = alt.Chart(ends).mark_rect(color=GREY, opacity=0.25)
+    return ends.encode(**{axis: "low:Q", f"{axis}2": "high:Q"})
+
+
+def controls_chart(
+    runs: pd.DataFrame, steady: Sequence[Mapping[str, float]], title: str
+) -> alt.HConcatChart:
+    """Two dots for each run: its BLEU, and how many outputs loop; bands span the `steady` looks."""
+    looks, size = pd.DataFrame(steady), {"width": 190, "height": 26 * len(runs)}
+    frame = runs.rename_axis("run").reset_index()[["run", "bleu", "loops"]]
+    frame["out"] = frame["bleu"] < looks["bleu"].min()
+    color = alt.Color("out:N", legend=None).scale(domain=[False, True], range=PALETTE[:2])
+    panels = []
+    for column, name, form in (("bleu", "validation BLEU", ".2f"), ("loops", "loops", "d")):
+        labels = alt.Axis(labelLimit=0) if column == "bleu" else None
+        y = alt.Y("run:N", sort=[*frame["run"]], title=None, axis=labels)
+        x = alt.X(f"{column}:Q", title=name).scale(zero=column == "loops")
+        base = alt.Chart(rounded(frame)).encode(x, y, color)
+        text = base.mark_text(align="left", dx=8).encode(text=alt.Text(f"{column}:Q", format=form))
+        dots = base.mark_circle(size=80, opacity=1)
+        panels.append((band(looks, column, "x") + dots + text).properties(**size))
+    caption = (
+        f"Grey: the range of steps {looks['step'].min()} to {looks['step'].max()} of epoch 11."
+    )
+    return titled(alt.hconcat(*panels), title, f"{caption} The BLEU axis doesn't begin at 0.")
 
 
 RECIPES_OF_SIZES = ("by size", "one for all", "longer")
@@ -145,14 +192,16 @@ def size_choices(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def size_gains(frame: pd.DataFrame) -> pd.DataFrame:
-    """For each number of pairs: what the recipe by size gains on average, and the seeds' spread.
+    """For each number of pairs: the mean gain of the recipe by size, its spread and its draws.
 
-    `spread` is the larger range of the two recipes' runs, in BLEU; the frame is `size_frame`'s.
+    Only draws that both recipes have count. `spread` is the larger range of the two recipes' runs,
+    in BLEU; the frame is `size_frame`'s.
     """
-    runs = frame[frame["recipe"] != "longer"].groupby(["pairs", "recipe"])["bleu"]
-    means, ranges = runs.mean().unstack(), (runs.max() - runs.min()).unstack()
+    runs = frame.pivot(index=["pairs", "seed"], columns="recipe", values="bleu")
+    both = runs[["by size", "one for all"]].dropna().groupby("pairs")
+    means, ranges = both.mean(), both.max() - both.min()
     gain = means["by size"] - means["one for all"]
-    return pd.DataFrame({"gain": gain, "spread": ranges.max(axis=1)}).dropna()
+    return pd.DataFrame({"gain": gain, "spread": ranges.max(axis=1), "draws": both.size()})
 
 
 def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
@@ -164,27 +213,35 @@ def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     least, sizes = gains.iloc[0], sorted(frame["pairs"].unique().tolist())
     if least["gain"] <= least["spread"]:
         raise ValueError(f"the gain, {least['gain']:.1f} BLEU, isn't larger than the spread")
-    sure = gains[gains["gain"] > gains["spread"]]["gain"]
-    told = [f"{gain:.1f} BLEU with {pairs:,} pairs" for pairs, gain in sure.items()]
-    losses = gains[gains["gain"] < -gains["spread"]]["gain"]
-    dropped = "".join(
-        f" With {pairs:,} pairs by size was {-gain:.1f} behind, and was dropped."
-        for pairs, gain in losses.items()
-    )
+    scores = size_means(frame).loc[sizes[0]]
+    by_passes = scores["longer"] - scores["one for all"]
+    if by_passes < 0.8 * least["gain"]:
+        raise ValueError("it isn't the passes that give most of the gain")
+    draws = gains["draws"].map({1: " (one draw)"}).fillna("")
+    more = ", ".join(f"{gains['gain'][n]:+.1f} with {n:,}{draws[n]}" for n in gains.index)
     x = alt.X("pairs:Q", title="training pairs (log scale)").axis(values=sizes, format=",")
     x = x.scale(domain=[0.85 * sizes[0], 1.15 * sizes[-1]], **LOG)
     y = alt.Y("bleu:Q", title="BLEU on test_2016_flickr, beam 5").scale(zero=True)
-    color = alt.Color("recipe:N", sort=RECIPES_OF_SIZES, title="recipe")
+    color = alt.Color("recipe:N", sort=RECIPES_OF_SIZES, legend=None)
     aside = frame["recipe"].map({"longer": 1.08}).fillna(1)  # to the right of others
     drawn = frame[["recipe", "seed", "bleu"]].assign(pairs=(frame["pairs"] * aside).round())
     base = alt.Chart(rounded(drawn)).encode(x, y, color)
-    kept = drawn[(drawn["recipe"] != "by size") | ~drawn["pairs"].isin(losses.index)]
-    means = alt.Chart(rounded(kept)).encode(x, y, color)
-    means = means.transform_aggregate(bleu="mean(bleu)", groupby=["recipe", "pairs"])
+    dropped = gains.index[gains["gain"] < 0]
+    kept = drawn[(drawn["recipe"] != "by size") | ~drawn["pairs"].isin(dropped)]
+    joined = alt.Chart(rounded(kept)).encode(x, y, color)
+    joined = joined.transform_aggregate(bleu="mean(bleu)", groupby=["recipe", "pairs"])
     dots = base.mark_circle(size=50, opacity=0.75)
+    names = drawn[(frame["pairs"] == sizes[0]) & (frame["seed"] == 1)]
+    names = names.assign(
+        bleu=names["bleu"] + 3.5 * (names["recipe"] == "by size")
+    )  # above its line
+    label = (
+        alt.Chart(rounded(names)).mark_text(align="left", dx=8).encode(x, y, color, text="recipe")
+    )
     return titled(
-        alt.layer(means.mark_line(opacity=0.6), dots).properties(width=440, height=270),
-        f"A recipe by size gains {', '.join(told)}",
-        "German to English. A point is a run with its own draw of the pairs; lines join the means. "
-        f"One for all: the preset small. Longer: small, with as many passes as by size.{dropped}",
+        alt.layer(joined.mark_line(opacity=0.6), dots, label).properties(width=440, height=270),
+        f"With {sizes[0]:,} pairs the recipe by size gains {least['gain']:.1f} BLEU, "
+        f"{by_passes:.1f} of them by more passes",
+        "German to English. A point is a run, with its own draw of the pairs or with all; lines "
+        f"join the means. By size against one for all: {more}, so one for all is kept there.",
     )

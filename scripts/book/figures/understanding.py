@@ -9,7 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
+<<<<<<< HEAD
 from scripts.book.charts import bars, heatmap, lines, named, panels, rounded, titled
+=======
+from scripts.book.charts import heatmap, lines, long, named, panels, rounded, titled
+from scripts.book.figures.diagram import drawn
+>>>>>>> main
 from scripts.book.look import GREY, INK, LOG, PALETTE, colored, row_axis
 
 alt, pd = Late("altair"), Late("pandas")
@@ -85,10 +90,45 @@ def head_shares_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
         maps[kind] = heatmap(matrix, names, shares, **look)
     return titled(
         alt.hconcat(*named(maps)),
-        "Where the 72 heads look",
+        "Four encoder heads look at the previous token; few heads at a separator",
         "Mean weight by target, for each layer.head. The top line is what even attention over the "
         "same sentences gives. Darker than that line: preferred. The decoder can't see the next "
-        "token; its separator is <s>, looked at by the later half of its queries.",
+        "token; <s> is its separator, and only the later half of the queries is counted.",
+    )
+
+
+MOMENTS = {"writing": "the query about to write the word", "reading": "… that has just read it"}
+
+
+def links_over_maps(maps: Mapping[str, Tensor], pair: Any) -> alt.TopLevelMixin:
+    """Weights between words (J, I) for each moment, with the links drawn by hand as frames.
+
+    `pair` has the words `german` and `english`, and the links `sure` and `possible`.
+    """
+    links = [
+        {"row": j, "column": i, "link": "sure" if (i, j) in pair.sure else "possible"}
+        for i, j in sorted(pair.possible)
+    ]
+    look = {"domain": (0, 1), "cell": 30, "value_title": "weight", "numbers": False}
+    charts, hits = {}, {}
+    for moment, weights in maps.items():
+        map_chart = heatmap(weights, pair.english, pair.german, **look)
+        frames = alt.Chart(pd.DataFrame(links)).mark_rect(filled=False, strokeWidth=2.5)
+        frames = frames.encode(
+            alt.X("column:O", title=None),
+            alt.Y("row:O", title=None),
+            alt.Stroke("link:N").scale(domain=["sure", "possible"], range=[PALETTE[1], GREY]),
+        )
+        hits[moment] = sum(
+            (i, j) in pair.possible for j, i in enumerate(weights.argmax(-1).tolist())
+        )
+        charts[MOMENTS[moment]] = alt.layer(map_chart, frames)
+    return titled(
+        alt.hconcat(*named(charts)),
+        f"{hits['writing']} of {len(pair.english)} English words find their German word "
+        f"before they are written, {hits['reading']} once they are read",
+        "One head, one caption. Rows: English words; columns: German words. Blue: weight. Frames: "
+        "the links that we drew by hand. A head is right where a row's darkest cell is framed.",
     )
 
 
@@ -99,24 +139,22 @@ def alignment_rates_chart(rates: Mapping[str, Any]) -> alt.TopLevelMixin:
     for moment, rate in rates.items():
         layers = [f"layer {n + 1}" for n in range(len(rate))]
         heads = [str(h + 1) for h in range(len(rate[0]))]
-        maps[f"the query that is {moment} the word"] = heatmap(rate, layers, heads, **look)
+        maps[MOMENTS[moment]] = heatmap(rate, layers, heads, **look)
     return titled(
         alt.hconcat(*named(maps)),
-        "Alignment error rate of each cross-attention head",
-        "Fifty captions; lower is better, so pale is good. Left: the query about to write the "
-        "word. Right: a step later, when it has read it.",
+        "All 24 heads align better in the query about to write",
+        "Alignment error rate over fifty captions; lower is better, so pale is good. Left: the "
+        "query about to write the word. Right: a step later, when it has read it.",
     )
 
 
-def alignment_methods_chart(errors: Mapping[str, float]) -> alt.TopLevelMixin:
-    """AER of each way to align."""
-    frame = pd.DataFrame(errors.items(), columns=["method", "AER"])
-    title = "alignment error rate, lower is better"
+def residual_stream() -> alt.TopLevelMixin:
+    """One position's road through a decoder layer, and where one cuts, patches and reads."""
     return titled(
-        bars(frame, "method", "AER", number_format=".2f", value_title=title),
-        "A translator aligns words unasked; a dictionary does better",
-        "Fifty captions. Each half uses the head that was best on the other. Model 1 counted "
-        "the training pairs and these captions, without their links.",
+        drawn("residual_stream").chart(),
+        "Everything is added to one vector: three places to look or act",
+        "One position, read upwards: the first decoder layer, then the others. Each sublayer "
+        "reads the stream and adds to it. (We patch the encoder's, which has no cross-attention.)",
     )
 
 
@@ -142,30 +180,48 @@ def worth_chart(rows: Sequence[dict], passed: Sequence[bool], pairs: int) -> alt
         )
     return titled(
         alt.vconcat(*named(maps)),
-        "What is lost when one head is silent",
-        "Change of −log p of the reference, in thousandths of a nat a token; blue: the reference "
-        f"becomes less likely. {pairs:,} validation pairs. A star: passes a test of all 72 at "
-        "once.",
+        f"{sum(passed)} of {len(rows)} heads are worth something, and none is worth much",
+        "What is lost when one head is silent: change of −log p of the reference, in thousandths "
+        f"of a nat a token; blue: the reference becomes less likely. {pairs:,} validation pairs. "
+        "A star: passes a test of all 72 at once.",
     )
 
 
-def pruning_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
-    """What is lost over the number of silent heads, for each order of silencing."""
-    frame, total = pd.DataFrame(record["pruning"]), len(record["heads"])
-    x = alt.X("silent:Q", title=f"heads silenced, of {total}").scale(domain=[0, total], nice=False)
-    x = x.axis(values=sorted(set(frame["silent"])))
-    y = alt.Y("nats:Q", title="lost, nats a token (log scale)").scale(domain=[0.003, 4], **LOG)
-    y = y.axis(values=[0.003, 0.01, 0.03, 0.1, 0.3, 1, 3], format="g")
-    first, *others = dict.fromkeys(frame["order"])
-    color = colored("order", {first: PALETTE[0]} | dict.fromkeys(others, "#BBBBBB"), title=None)
-    curves = alt.Chart(rounded(frame[frame["silent"] > 0]))
-    curves = curves.mark_line(point={"filled": True, "size": 40})
+def map_and_worth_chart(
+    panels: Mapping[str, pd.DataFrame], title: str, caption: str
+) -> alt.TopLevelMixin:
+    """Dots in panels: each frame's first column is across, its second up."""
+    charts = {}
+    for name, frame in panels.items():
+        across, up = frame.columns
+        dots = alt.Chart(rounded(frame, 5)).mark_circle(size=60, opacity=0.8)
+        charts[name] = dots.encode(
+            alt.X(f"{across}:Q").scale(zero=False).axis(tickCount=5),
+            alt.Y(f"{up}:Q", title=f"{up}, nats a token").scale(zero=False).axis(tickCount=5),
+        ).properties(width=190, height=160)
+    return titled(alt.hconcat(*named(charts)), title, caption)
+
+
+def group_costs_chart(table: pd.DataFrame) -> alt.TopLevelMixin:
+    """What is lost without the best and without the worst aligners, a row for each set of pairs.
+
+    `table` has the columns pairs, best and worst; its index names the sets.
+    """
+    frame = table.set_index(table.index + ": " + table["pairs"].astype(str) + " pairs")
+    order, costs = list(frame.index), frame[["best", "worst"]].rename_axis("row").reset_index()
+    base = alt.Chart(rounded(costs)).encode(row_axis("row", order))
+    scale = alt.Scale(zero=False, padding=12)
+    bar = base.mark_rule(color=GREY).encode(alt.X("best:Q", scale=scale), x2="worst:Q")
+    dots = base.transform_fold(["best", "worst"], ["silent", "cost"]).mark_circle(
+        size=110, opacity=1
+    )
+    x = alt.X("cost:Q", title="lost, nats a token").scale(scale).axis(tickCount=5)
+    dots = dots.encode(x, colored("silent", {"best": PALETTE[0], "worst": PALETTE[1]}))
     return titled(
-        curves.encode(x, y, color, detail="order:N").properties(width=480, height=260),
-        "Silencing more and more heads",
-        "How much less likely the references become, on "
-        f"{record['splits']['test_2016_flickr']:,} pairs of test_2016_flickr. "
-        "The order by worth is from the validation split; nothing is trained again.",
+        alt.layer(bar, dots).properties(width=400, height=alt.Step(32)),
+        "On our captions the good aligners are missed more, elsewhere the bad ones",
+        "Twelve heads of cross-attention silent together: the four best aligners of each layer, or "
+        "the four worst, by their AER on our captions.",
     )
 
 
@@ -183,24 +239,18 @@ def patch_chart(
 
 
 def lens_chart(
-    tops: Sequence[Sequence[str]],
-    final: Sequence[Sequence[float]],
-    read: Sequence[str],
-    agree: tuple[str, int, float],
+    tops: Sequence[Sequence[str]], final: Sequence[Sequence[float]], read: Sequence[str]
 ) -> alt.TopLevelMixin:
-    """The likeliest token at each depth; coloured by the probability of the final one.
-
-    `agree` says how often layer 1 is already right: here; over how many captions; and there.
-    """
+    """The likeliest token at each depth; coloured by the probability of the final one."""
     depths = ["embedding", *(f"layer {n}" for n in range(1, len(tops)))]
     look = {"value_title": "p(final token)", "column_title": "the token read there"}
     look |= {"texts": tops[::-1], "domain": (0, 1), "cell": (62, 26)}
+    right = [sum(map(str.__eq__, stage, tops[-1])) for stage in tops[:-1]]
     return titled(
         heatmap(final[::-1], depths[::-1], read, **look),  # the last layer on top
-        "What the decoder would say after each layer",
+        f"Of {len(read)} final words layer 1 has {right[1]}, layer 2 already {right[2]}",
         "Each cell: the likeliest next token at that depth. Dark: the final token is already "
-        f"probable. After layer 1 it is the final one at {agree[0]} places; over {agree[1]} "
-        f"captions at {agree[2]:.0%}. Bottom: the embedding, which only repeats what was read.",
+        "probable. Bottom: the embedding.",
         wrap=110,
     )
 
@@ -260,7 +310,8 @@ def classify_chart(counted: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-VERDICTS = {"better": PALETTE[0], "worse": PALETTE[1], "within noise": GREY}
+VERDICTS = {"better": PALETTE[0], "worse": PALETTE[1]}
+VERDICTS |= {"rate unsure": PALETTE[4], "within noise": GREY}
 REACH = 0.65  # where the axis ends
 
 
@@ -289,6 +340,7 @@ def ablation_chart(
         look = {"symbolSize": 90, "symbolType": shape, "symbolOpacity": opacity}
         return alt.Legend(title=None, orient="top", **look)
 
+    count = judged["verdict"].value_counts()
     order = list(dict.fromkeys(runs["row"]))
     low = min(runs["difference"].min(), paper["difference"].min()) - 0.06
     place = {"scale": alt.Scale(domain=[round(low, 2), REACH], nice=False)}
@@ -314,10 +366,49 @@ def ablation_chart(
         layers += [mark.encode(color=color), text]
     return titled(
         alt.layer(*layers).properties(width=430, height=20 * len(order)),
-        "What each change does, what chance does, and what the paper found",
+        f"{count['better']} of {len(judged)} changes help beyond chance, {count['worse']} harm",
         f"Each dot is a run; where runs agree, fewer show. The base has {len(losses[base])} seeds. "
         "Letters name the groups of the paper's Table 3. A triangle marks a mean further right.",
         wrap=84,
+    )
+
+
+def budget_chart(bought: pd.DataFrame, start: float, title: str) -> alt.TopLevelMixin:
+    """Loss by size, a curve for each budget; a slider picks one, and its best size is named.
+
+    `bought` has the columns doublings (of the unit of budget), width, N, passes and loss. The
+    slider begins at `start` doublings.
+    """
+    steps = sorted(map(int, bought["doublings"].unique()))
+    bind = alt.binding_range(min=steps[0], max=steps[-1], step=1, name="doublings of the budget ")
+    slider = alt.param(name="chosen", value=start, bind=bind)
+    sizes = alt.Axis(values=sorted(bought["N"].unique()), format=".2s", labelFlush=False)
+    legend = alt.Legend(
+        title="units of budget", values=steps[::-1], labelExpr="pow(2, datum.value)"
+    )
+    color = alt.Color("doublings:Q", legend=legend).scale(scheme="viridis", reverse=True)
+    base = alt.Chart(rounded(bought)).encode(
+        alt.X("N:Q", title="parameters", axis=sizes).scale(padding=20, **LOG),
+        alt.Y("loss:Q", title="validation loss, nats per piece").scale(zero=False, padding=24),
+        color,
+        opacity=alt.when("datum.doublings == chosen").then(alt.value(1)).otherwise(alt.value(0.35)),
+        detail="doublings:N",
+    )
+    lowest = base.transform_joinaggregate(lowest="min(loss)", groupby=["doublings"])
+    lowest = lowest.transform_filter("datum.loss == datum.lowest").transform_calculate(
+        best="'width ' + datum.width + ', ' + format(datum.passes, '.1f') + ' passes'"
+    )
+    layers = [
+        base.mark_line(point={"filled": True, "size": 45}),
+        lowest.mark_point(size=160, strokeWidth=1.5),
+        lowest.mark_text(dy=18).encode(text="best:N", color=alt.value(INK)),
+    ]
+    return titled(
+        alt.layer(*layers).add_params(slider).properties(width=480, height=320),
+        title,
+        "Each curve spends one budget; a unit is one pass of width 48. Rings: the best size. Dots "
+        "lie between passes, on a smooth curve. In Jupyter, a slider sets the budget.",
+        wrap=80,
     )
 
 
@@ -347,7 +438,7 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
         parts.append(alt.layer(zero, dots.encode(below, error)).properties(height=90))
     return titled(
         alt.vconcat(*[part.properties(width=480) for part in parts]),
-        "Without dropout, size gains little when data are few",
+        "Size gains little when data are few",
         f"Dots: means of three seeds. Lines: the {law} law. Below: how far the runs lie above (+) "
         "or below each law.",
         wrap=80,
