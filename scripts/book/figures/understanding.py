@@ -9,12 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-<<<<<<< HEAD
-from scripts.book.charts import bars, heatmap, lines, named, panels, rounded, titled
-=======
-from scripts.book.charts import heatmap, lines, long, named, panels, rounded, titled
+from scripts.book.charts import bars, heatmap, lines, long, named, panels, rounded, titled
 from scripts.book.figures.diagram import drawn
->>>>>>> main
 from scripts.book.look import GREY, INK, LOG, PALETTE, colored, row_axis
 
 alt, pd = Late("altair"), Late("pandas")
