@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import bars, heatmap, lines, long, named, panels, rounded, titled
+from scripts.book.charts import heatmap, lines, named, panels, rounded, titled
 from scripts.book.figures.diagram import drawn
 from scripts.book.look import GREY, INK, LOG, PALETTE, colored, row_axis
 
