@@ -21,6 +21,7 @@ from statistics import mean
 from contents import parts
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from rungs import ladder_table
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -40,7 +41,7 @@ def chapter_table():
     return "\n".join(lines)
 
 
-# Recipes whose trainings are shown, first those whose models ship; chapter 21 shows the others.
+# Recipes whose trainings are shown, first those whose models ship; docs/ladder.md shows the others.
 RECIPES = ("ladder-all-mean", "multi30k-de-en", "sample-de-en", "gpu-small")
 
 
@@ -235,7 +236,8 @@ def speed_in_brief():
     return "\n".join(lines)
 
 
-MEASURED, FIXED, SPEEDRUN = (ROOT / f"docs/{page}.md" for page in ("measured", "fixed", "speedrun"))
+PAGES = ("measured", "fixed", "speedrun", "ladder")
+MEASURED, FIXED, SPEEDRUN, LADDER = (ROOT / f"docs/{page}.md" for page in PAGES)
 BLOCKS = {  # the page of each generated table, and what makes it
     "chapters": (README, chapter_table),
     "results-in-brief": (README, results_in_brief),
@@ -244,6 +246,7 @@ BLOCKS = {  # the page of each generated table, and what makes it
     "speed": (MEASURED, speed_table),
     "decoding": (MEASURED, decoding_table),
     "speedruns": (SPEEDRUN, speedrun_table),
+    "ladder": (LADDER, ladder_table),
 }
 
 

@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §4 (Table 1), §5.1, §5.2, §6.1 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762) |
-# | Time | 20 minutes to read, 40 with the code; half a minute to run on a CPU |
+# | Time | 20 minutes to read, 40 with the code; a minute to run on a CPU |
 # | Before, after | [Chapter 10 · Judging](ch10_judging.ipynb) · [Chapter 12 · Going fast](ch12_going_fast.ipynb) |
 #
 # *If you read only three cells:* the first three charts.
@@ -52,6 +52,7 @@ from torch import nn
 from scripts.book.exercises import check
 from scripts.book.figures import speed
 from scripts.book.instruments import count_flops, moved_bytes, new_pages, slowest_inside, two_passes
+from scripts.book.processes import in_new_process
 from scripts.book.records import load_record
 from scripts.ch01_attention import attention
 from scripts.ch04_encoder_decoder import PAPER_VOCAB, EncoderDecoder, LayerNorm, make_model
@@ -63,9 +64,9 @@ from scripts.core.products import affine
 #
 # > **In short.** Before you make a program faster, know the least time it can take, the time it takes, and where the difference goes.
 #
-# A training step of chapter 9's model takes about a second on a CPU. Is that good?
+# A training step of chapter 9's model takes a second or two on a CPU. Is that good?
 #
-# Our batches have 2,048 tokens a side. We time PyTorch *as it comes*: a large tensor's memory (32 MiB or more, sometimes less) goes back to the system when the tensor is freed. A program that keeps it (chapter 12) has *memory kept*.
+# Our batches have 2,048 tokens a side. We time PyTorch *as it comes*, without chapter 12's changes.
 
 
 # %%
@@ -99,9 +100,6 @@ def parameter_count(shape: Shape) -> int:
         return sum(p.numel() for p in series_model(shape).parameters())
 
 
-# %%
-print(f"our model {parameter_count(SMALL):,} weights, the base sizes {parameter_count(BASE):,}")
-
 # %% [markdown]
 # ## How many operations?
 #
@@ -115,7 +113,7 @@ print(f"our model {parameter_count(SMALL):,} weights, the base sizes {parameter_
 #
 # $$ \frac{\partial\ell}{\partial X} = \frac{\partial\ell}{\partial Y}\,W \quad (i \times j), \qquad \frac{\partial\ell}{\partial W} = \Big(\frac{\partial\ell}{\partial Y}\Big)^{\!\top} X \quad (k \times j) $$
 #
-# two products of the same size. So a step has thrice its forward pass's FLOPs.
+# two products of the same size. So a step has three times its forward pass's FLOPs.
 
 
 # %%
@@ -189,7 +187,7 @@ print(f"{forward:,} FLOPs forward, {both:,} with the backward pass")
 # %% [markdown]
 # ### A rule of thumb
 #
-# Each weight of a matrix takes part in one multiplication and one addition for each token, and in twice as many in the backward pass. (Looking up costs nothing: the rule fits since our one table is also the logits' matrix.) With $P$ weights and $n$ tokens on each side:
+# Each weight of a matrix takes part in one multiplication and one addition for each token, and in twice as many in the backward pass. (Looking up costs nothing, but our one table is also the logits' matrix.) With $P$ weights and $n$ tokens on each side:
 #
 # $$ \text{FLOPs of a step} \approx 6\,P\,n $$
 #
@@ -197,11 +195,11 @@ print(f"{forward:,} FLOPs forward, {both:,} with the backward pass")
 
 # %%
 even = [(16, 16)] * 128  # a full batch: 2,048 tokens a side
-exact, rule = step_flops(SMALL, even), 6 * parameter_count(SMALL) * 2048
-print(f"{exact / 1e9:.1f} billion FLOPs counted, {rule / 1e9:.1f} by the rule")
+P, exact = parameter_count(SMALL), step_flops(SMALL, even)
+print(f"{P:,} weights; {exact / 1e9:.1f} billion FLOPs, {6 * P * 2048 / 1e9:.1f} by the rule")
 
 # %% [markdown]
-# By half a percent: it leaves out attention's own products, 1%, but counts biases and LayerNorm's weights.
+# It is half a percent low: attention's own products are 1%, but it counts biases and LayerNorm's weights.
 #
 # ## How many bytes?
 #
@@ -219,7 +217,7 @@ print(f"{exact / 1e9:.1f} billion FLOPs counted, {rule / 1e9:.1f} by the rule")
 #
 # On a CPU PyTorch has two libraries for products. `F.linear` takes one (on x86 Intel's MKL); our `affine(…, onednn)` can ask the other, oneDNN.
 #
-# A first call loads code, so it isn't timed. Disturbances only make calls longer: we take the shortest of several, on one thread by the processor's seconds, not the clock's.
+# The first call loads code, so we don't time it. Disturbances only make calls longer, so we take the shortest of several, on one thread in the processor's seconds.
 
 
 # %%
@@ -275,11 +273,12 @@ def roof_seconds(flops: float, size: float, rate: float, bandwidth: float) -> fl
 # %% [markdown]
 # ### The operations of our step
 #
-# Now the operations of chapters 1 to 6, for a full batch. Most have a second way, which we call *fused*: one call of PyTorch, or for a product, oneDNN. For what isn't a product FLOPs are a convention, a few for each number (that moves a dot along the slanted roof).
+# Now the operations of chapters 1 to 6, for a full batch. Most have a second way, which we call *fused*: one call of PyTorch, or for a product, oneDNN. For what isn't a product we count a few FLOPs for each number, a convention.
 
 
 # %%
 TOKENS = 2048  # of one side of a full batch
+CHAPTER = "scripts.ch11_where_the_time_goes"
 
 
 def linear(times: int, inputs: int, outputs: int) -> tuple:
@@ -291,25 +290,24 @@ def linear(times: int, inputs: int, outputs: int) -> tuple:
 
 
 # %%
-D, L, V, heads, model = SMALL.d_model, 16, SMALL.vocab, SMALL.h, series_model(SMALL)
+D, L, V, n = SMALL.d_model, 16, SMALL.vocab, TOKENS * SMALL.d_model
 x, y, logits = (torch.randn(TOKENS, width) for width in (D, D, V))
-q, k, v = torch.randn(3, TOKENS // L, heads, L, D // heads)
+model, criterion, labels = series_model(SMALL), LabelSmoothing(0.1), torch.arange(TOKENS)
+heads = torch.randn(3, TOKENS // L, SMALL.h, L, D // SMALL.h)  # queries, keys, values
 mask = torch.ones(TOKENS // L, 1, 1, L, dtype=torch.bool)
-labels, criterion = torch.randint(EOS + 1, V, (TOKENS,)), LabelSmoothing(0.1)
-attend, sdpa = (partial(f, q, k, v, mask) for f in (attention, F.scaled_dot_product_attention))
+attend, sdpa = (partial(f, *heads, mask) for f in (attention, F.scaled_dot_product_attention))
 norm, fused_norm, dropout = LayerNorm(D), nn.LayerNorm(D), nn.Dropout(SMALL.dropout)
 batch_loss(model, random_batch(SMALL, 2, L), criterion)[0].backward()  # for Adam: any gradients
 adam, fused_adam = (torch.optim.Adam(model.parameters(), 1e-4, fused=f) for f in (None, True))
 
 # %% [markdown]
-# The three encoder and three decoder layers have nine attentions and six feed-forward networks: 15 residual sums and, with two at the end, 17 LayerNorms.
+# The three encoder and three decoder layers have nine attentions and six feed-forward networks: 15 residual sums and, with two at the end, 17 LayerNorms. The first three rows below are *linear maps*: products with weights.
 
 # %%
 ADAM_BYTES = 4 * 7  # a weight: itself, its averages and gradient are read; all but the last written
-n, P = x.numel(), parameter_count(SMALL)
-drops = 17 + 6 * SMALL.d_ff / D + 9 * heads * L / D  # of x's size, of d_ff, of weights
+drops = 17 + 6 * SMALL.d_ff / D + 9 * SMALL.h * L / D  # dropouts, counted in tensors of x's size
 columns = ["times", "FLOPs", "bytes", "call", "fused"]  # in a step; of one call; the two ways
-listed = {
+rows = {
     "projection": linear(9 * 4, D, D),
     "feed-forward": linear(6 * 2, D, SMALL.d_ff),
     "logits": linear(1, D, V),
@@ -320,9 +318,8 @@ listed = {
     "loss": (1, 5 * logits.numel(), 4 * logits.numel(), partial(criterion, logits, labels), None),
     "Adam": (1, 12 * P, ADAM_BYTES * P, adam.step, fused_adam.step),
 }
-operations = pd.DataFrame.from_dict(listed, orient="index", columns=columns)
-linears, products = operations.index[:3], operations.index[:4]
-assert 3 * (operations["times"] * operations["FLOPs"])[products].sum() == step_flops(SMALL, even)
+operations = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+assert 3 * (operations["times"] * operations["FLOPs"])[:4].sum() == step_flops(SMALL, even)
 
 # %% [markdown]
 # **Predict.** Which operations are far below their roof? Can one be above it?
@@ -338,43 +335,43 @@ assert gain["LayerNorm"] > 1.5 and (gain["attention"] < 1.5 or new_pages(attend)
 speed.roofline_chart(operations, *rates)
 
 # %% [markdown]
-# Attention is at the ridge; left of it everything is memory-bound. Yet few reach their roof: LayerNorm, the loss, dropout and attention stay far below, the residual sum is above. And `F.linear` is half as fast as oneDNN.
+# LayerNorm, the loss, dropout and attention are far below their roof. The residual sum is above it. And `F.linear` is half as fast as oneDNN.
 #
 # ## Why the dots are where they are
 #
 # > **In short.** Guess what holds an operation up, say what would refute the guess, and measure that alone.
 #
-# **Narrow instructions?** On this page's processor, an AMD, oneDNN calculates with 512 bits at a time. We guess that Intel's MKL uses only 256. Then oneDNN must be nearly as slow when it may use no more. It is: started with `ONEDNN_MAX_CPU_ISA=AVX2`, this notebook prints 116 for oneDNN.
+# **Narrow instructions?** On this page's processor, an AMD, oneDNN calculates with 512 bits at a time. We guess that Intel's MKL uses only 256. Then oneDNN must be as slow when it may use no more. (A program reads this limit when it starts, so we ask a new process.)
 #
-# **Too many bytes?** Chapter 4's LayerNorm is a chain: variance and mean, a difference, two products, a sum. Each link reads and writes tensors. If so, it takes as many times the fused call's time as it moves times the least bytes.
+# **Too many bytes?** Chapter 4's LayerNorm is a chain: variance and mean, a difference, two products, a sum. If bytes hold it up, its time over the fused call's equals its bytes over the least bytes.
 #
 # **One slow link?** PyTorch's profiler times each operation, without those that it calls: its *self* time.
 
 # %%
 # NBVAL_IGNORE_OUTPUT
+_, narrow = in_new_process(f"{CHAPTER}.matrix_rates()", ONEDNN_MAX_CPU_ISA="AVX2")
+print(f"oneDNN with at most 256 bits: {narrow / 1e9:.0f} billion FLOP/s")
 chains = operations.loc[["Adam", "LayerNorm", "attention", "dropout", "loss"]]
 with torch.no_grad():
     moved, slowest = chains["call"].map(moved_bytes), chains["call"].map(slowest_inside)
 inside = pd.DataFrame(slowest.tolist(), chains.index, ["slowest link", "its share"])
 inside["bytes / least"], inside["time / fused"] = moved / chains["bytes"], gain[chains.index]
-ways = partial(torch.var_mean, x, -1), lambda: (x - x.mean(-1, keepdim=True)).square().mean(-1)
-link, means = map(best_seconds, ways)
-assert {"aten::var_mean", "aten::bernoulli_"} <= set(inside["slowest link"]) and link > 2 * means
-print(f"var_mean {1e3 * link:.2f} ms, a mean and a mean of squares {1e3 * means:.2f} ms")
+assert {"aten::var_mean", "aten::bernoulli_"} <= set(inside["slowest link"])
 inside.round(2)
 
 # %% [markdown]
+# - *Linear maps*: narrow instructions. With 256 bits oneDNN is hardly faster than `F.linear`.
 # - *Adam*: too many bytes, 2.6 times the least, in about as many times the time.
-# - *LayerNorm*: one slow link, `var_mean`. A mean, and the mean of the squared differences, move more bytes and take a twentieth.
-# - *Attention*: the fused call moves the least bytes, and is no faster where no memory is new. Our slowest link is many products of small matrices (`bmm`), (16, 32) by (32, 16).
-# - *Dropout*: most of it is drawing random numbers, which count as neither FLOPs nor bytes.
-# - *The loss*: one strange link: subtracting each row's maximum (`sub`).
+# - *LayerNorm*: one slow link, `var_mean`. Bytes explain a quarter of its time.
+# - *Attention*: not bytes. At 16 tokens the fused call moves a third of them and gains nothing. The slowest link is `bmm`, 1,024 small products.
+# - *Dropout*: one slow link. It draws random numbers, which count as neither FLOPs nor bytes.
+# - *The loss*: a strange link, a subtraction (`sub`).
 #
 # ### Bandwidth by size
 #
-# **Above the roof?** The residual sum's numbers may have stayed in the *cache*, a small, faster memory inside the processor. If so, larger tensors fall to the roof. If we count too many bytes, sums of any size lie above.
+# **Above the roof?** The residual sum's numbers may have stayed in the *cache*, a small, faster memory inside the processor. If so, larger tensors fall to the roof. If instead we count too many bytes, large sums lie above the roof, too.
 #
-# **New memory?** `x + y` makes a new tensor, `torch.add(x, y, out=z)` fills one that exists. **Predict.** Does it matter?
+# **New memory?** `x + y` makes a new tensor, `torch.add(x, y, out=z)` fills one that exists, `x.add_(y)` works in place. **Predict.** Does it matter?
 
 
 # %%
@@ -382,36 +379,47 @@ inside.round(2)
 rows = []
 for count in (2**power for power in range(16, 26)):
     a, b, kept = torch.ones(3, count)
-    sums = partial(torch.add, a, b, out=kept), partial(torch.add, a, b)
+    sums = partial(a.add_, b), partial(torch.add, a, b, out=kept), partial(torch.add, a, b)
     rows.append((kept.nbytes, *(3 * kept.nbytes / best_seconds(call) for call in sums)))
-sweep = pd.DataFrame(rows, columns=["result", "sum, kept result", "sum, new result"])
-assert sweep["sum, kept result"].max() > 1.3 * sweep["sum, kept result"].iloc[-1]
+sweep = pd.DataFrame(rows, columns=["result", "in place", "kept result", "new result"])
+assert sweep["in place"].max() > 1.3 * sweep["in place"].iloc[-1]
 speed.bandwidth_chart(sweep, rates[1])
 
 # %% [markdown]
-# It was the cache (three tensors share it): only small tensors move faster than memory can. (Below the dashed line, since a separate result is first read, too: a fourth transfer.) But a *new* result of 64 MiB takes several times as long as a kept one.
+# It was the cache: in place, large sums fall to the dashed line. Into another tensor they are slower, into a *new* one of 32 MiB or more several times slower.
 #
-# **Case: the slow subtraction.** *Symptom*: in the loss, a subtraction takes longer than exponentials. *Suspect*: its result is new, 64 MiB. *Instrument*: the system counts each *page* (mostly 4 KiB) of memory that it hands to a program.
+# ### Case: the slow subtraction
+#
+# *Symptom*: in the loss, `logsumexp` subtracts from each row its largest number. That takes longer than the exponentials. *Suspect*: the result is a new tensor of 64 MiB; the exponentials are written over it. *Instrument*: the system counts each *page* (mostly 4 KiB) of memory that it hands to a program.
+#
+# *Control*: the same loss with *memory kept*. There a freed tensor's memory stays for the next one. If new memory isn't the culprit, the loss takes as long as before. (The two variables are glibc's, the C library of most Linux systems. On macOS both rows are alike.)
+
+
+# %%
+def logits_costs() -> tuple[float, float, int]:
+    """Seconds of the logits' product; seconds and new pages of the loss and its backward pass."""
+    product = partial(F.linear, torch.randn(TOKENS, 256), torch.randn(8192, 256) / 16)
+    loss = two_passes(partial(LabelSmoothing(0.1), product(), torch.arange(TOKENS)))
+    return best_seconds(product), best_seconds(loss), new_pages(loss)
+
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-calls = partial(torch.sub, logits, 1), partial(torch.sub, logits, 1, out=logits.clone())
-(new, kept), (pages, kept_pages) = map(best_seconds, calls), map(new_pages, calls)
-assert pages < 10_000 or new > 1.5 * kept  # some systems keep pages
-print(f"new result {new:.3f} s, {pages:,} new pages; kept result {kept:.3f} s, {kept_pages:,}")
-step = partial(train_step, model, [random_batch(SMALL, len(even), L)], criterion, adam, 1.0)
-step()  # the first takes more
-step_pages, price = new_pages(step), (new - kept) / max(pages, 1)
-print(f"a step: {step_pages:,} new pages, at that price {step_pages * price:.2f} s")
+kept = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+costs = [in_new_process(f"{CHAPTER}.logits_costs()", **variables) for variables in ({}, kept)]
+costs = pd.DataFrame(costs, ["as it comes", "memory kept"], ["product, s", "loss, s", "new pages"])
+saved = costs.iloc[0] / costs.iloc[1]
+assert not saved["new pages"] > 10 or saved["loss, s"] > 1.5  # some systems keep, or can't
+costs.round(3)
 
 # %% [markdown]
-# *Culprit*: pages. The system clears each before it hands it out. A step's are seven tensors of the logits' size. From 32 MiB on (the chart's cliff) the C library gives memory back after each use. The logits' product pays this, too, so it lies lower in the first chart.
+# *Culprit*: new pages. The system clears each before it hands it out. The loss and its backward pass make six tensors of the logits' size. With memory kept they take a quarter of the time. The logits' product gains, too: in the first chart it lies below the other two. (glibc gives back what has 32 MiB or more, in a fresh program 128 KiB.)
 #
 # ## The floor of a step
 #
-# > **In short.** Put every product on the roof, let the optimizer touch each weight, and count the rest as free.
+# > **In short.** The floor of a step: its products at their roof, and Adam's numbers read and written once. The rest counts as free.
 #
-# Softmax, dropout, LayerNorm and sums could be done to numbers that pass by anyway. Adam must visit each weight, gradient and average. (All of it from memory, not from the cache.)
+# Softmax, dropout, LayerNorm and sums could be done while a product's numbers are in the processor anyway. Adam must visit each weight, gradient and average. All numbers come from memory, none from the cache.
 
 
 # %%
@@ -428,78 +436,77 @@ def least_seconds(shape: Shape, lengths: Sequence, rate: float, bandwidth: float
 # The paper's base model took 0.4 seconds a step on eight P100 GPUs (§5.2), with about 25,000 tokens a side in a batch (§5.1), an eighth of them on each GPU. A P100 does 9.5 TFLOP/s (§6.1, footnote 5) and moves 732 GB/s by its data sheet. We assume sentences of 25 tokens, and no exchange of gradients. **Predict.** What share of those 0.4 seconds is the floor?
 
 # %%
-paper = replace(BASE, vocab=PAPER_VOCAB)
-paper_floor = least_seconds(paper, [(25, 25)] * 125, 9.5e12, 732e9)
+paper_floor = least_seconds(replace(BASE, vocab=PAPER_VOCAB), [(25, 25)] * 125, 9.5e12, 732e9)
 print(f"floor {paper_floor:.2f} s of 0.40 s: {paper_floor / 0.4:.0%}")
 
 # %% [markdown]
+# It is a third.
+#
 # ## Where the time goes
 #
 # > **In short.** Predict a step from its parts, then measure the whole.
 #
-# Another prediction of a step is the sum of its operations, each measured alone, forward and backward. If the step takes longer, our list lacks something, or operations slow each other. **Predict.** Which operation's backward pass is almost free?
+# We measure each operation alone. `all` is what it takes in a step: forward and backward, as often as it occurs. `in floor` is its part of the floor, `beyond` the difference. **Predict.** Which operations take most beyond the floor?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-calls, forward = operations["call"].drop("Adam"), operations["seconds"]  # Adam: no backward pass
-both = calls.map(two_passes).map(best_seconds).reindex(forward.index, fill_value=forward["Adam"])
-ratio, parts = both / forward - 1, operations["times"] * both
-assert ratio["dropout"] < 0.5
+times, passes = operations["times"], [3, 3, 3, 3, 0, 0, 0, 0, 1]  # passes at the roof in the floor
+both = operations["call"].drop("Adam").map(two_passes).map(best_seconds)
+both["Adam"] = operations["seconds"]["Adam"]  # it has one pass
+operations["all"] = times * both
+operations["in floor"] = times * passes * operations["roof"]
+operations["beyond"] = operations["all"] - operations["in floor"]
 floor = least_seconds(SMALL, even, *rates)
-print(f"floor {floor:.2f} s, sum of the parts {parts.sum():.2f} s")
-ratio.drop("Adam").sort_values().round(1).to_frame("backward / forward")
+print(f"floor {floor:.2f} s, sum of the parts {operations['all'].sum():.2f} s")
+operations[["all", "in floor", "beyond"]].round(3)
 
 # %% [markdown]
-# Dropout's, which draws no numbers, and the sum's, which hands its gradient on. A product's takes about two forward passes.
+# The linear maps take half of it: their floor has oneDNN's rate, and `F.linear` has half of that. Then come the loss (new memory), dropout (random numbers) and LayerNorm (a slow link).
 #
-# **Predict.** How many seconds does a step take, and what takes most of those beyond the floor?
+# **Predict.** How many floors does a step take?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
+step = partial(train_step, model, [random_batch(SMALL, len(even), L)], criterion, adam, 1.0)
 whole = best_seconds(step, repeats=4)
-assert 0.5 < parts.sum() / whole < 1.2 and whole > 1.2 * floor
-passes = pd.Series(dict.fromkeys(products, 3) | {"Adam": 1})  # that the floor has of each
-beyond = parts.sub(passes * operations["times"] * operations["roof"], fill_value=0)
-beyond = beyond.rename(dict.fromkeys(linears, "products")).groupby(level=0).sum()
-saved = (operations["times"] * (forward - operations["fused seconds"]))[linears].sum()
-print(f"a step {whole:.2f} s, {whole / floor:.1f} floors; oneDNN would save {saved:.2f} s forward")
-speed.beyond_chart(floor, beyond, whole)
+assert 0.5 < operations["all"].sum() / whole < 1.2 and whole > 1.2 * floor
+speed.beyond_chart(operations, floor, whole)
 
 # %% [markdown]
-# About half of the time beyond the floor goes to products. Most of that is the library's: oneDNN would save a third of it in the forward pass alone, which has a third of the products. Then come the loss (new memory), dropout (random numbers) and LayerNorm. The list lacks embeddings, biases, ReLU, clipping, copies, sums of gradients, and Python.
-#
-# `results/speed-steps.json` repeats this on another machine, with two threads and real captions. **Predict** from the pages' price: what is keeping memory worth?
-
-# %%
-record = load_record("speed-steps")
-for name, words in {"textbook": "as it comes", "textbook, memory kept": "memory kept"}.items():
-    seconds = record["reports"][name]["seconds_per_step"]
-    print(f"{words:12}{seconds:.2f} s, {seconds / record['floor_seconds']:.1f} floors")
-
-# %% [markdown]
-# It saves 12%, as the pages' price foretold (0.18 of 1.50 s).
+# The parts are nearly all of it. The list lacks embeddings, biases, ReLU, clipping, copies and Python. Elsewhere a step takes 4.1 floors, 3.7 with memory kept (`results/speed-steps.json`, two threads).
 #
 # ## How cost grows
 #
 # > **In short.** Change one size only. On two logarithmic axes a straight line is a power law; its slope is the exponent.
 #
-# `results/speed-growth.json` is of another machine, as it comes. One size varies, the others stay at 32 tokens a sentence, 2,048 tokens a side, D = 256, 3 + 3 layers. **Predict** the slopes of time.
+# `results/speed-growth.json` is of another machine, as it comes. One size varies; the others stay at 32 tokens a sentence, 2,048 a side, D = 256, 3 + 3 layers. **Predict.** Which costs more: 32 times the length (and a 32nd as many sentences), or 12 times the width?
 
 # %%
-points = pd.DataFrame(load_record("speed-growth")["points"])
-speed.growth_chart(points[points["path"] == "textbook"])
+speed.growth_chart(load_record("speed-growth")["points"])
 
 # %% [markdown]
-# - *Length*: at a fixed number of tokens Table 1's $O(L^2 D)$ a sentence grows with $L$ only, and the projections outweigh it: 15% more FLOPs from 8 to 256. Time grows by half: attention's FLOPs are slow (first chart).
-# - *Width*: the FLOPs' slope grows from 1.5 towards 2 (the logits' part, $DV$, grows only with $D$). Time's stays below it. So a wider model uses a machine better.
+# *Width* costs more. FLOPs grow with $D^2$ (those of the logits with $D$), and time more slowly. So a wider model uses a machine better.
+#
+# *Length*: at a fixed number of tokens Table 1's $O(L^2 D)$ a sentence grows with $L$ only, and the linear maps outweigh it: FLOPs grow by 15%. Yet time grows by half. *Suspects*: attention, and the dropout of its weights, $L^2$ numbers for each sentence and head.
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+for length in (16, 256):
+    q, k, v = torch.randn(3, TOKENS // length, SMALL.h, length, D // SMALL.h)
+    calls = partial(attention, q, k, v, q.new_ones(length).bool()), partial(dropout, q @ k.mT)
+    nine = [9 * best_seconds(two_passes(call)) for call in calls]
+    print("length {}: attentions {:.2f} s, their dropouts {:.2f} s".format(length, *nine))
+assert nine[0] > 3 * operations["all"]["attention"]
+
+# %% [markdown]
+# Both: attention adds a quarter to a step, and its dropout an eighth. The record's time grows as much from 16 to 256: 36%.
 #
 # ## Summary
 #
 # - A product takes $2ijk$ FLOPs, a step three times its forward pass: about $6\,P\,n$ in all.
-# - A machine has two rates, and an operation's intensity decides which can be its limit: its roof.
+# - A machine has two rates. An operation's intensity decides which can be its limit.
 # - Operations miss their roofs for reasons that one can test: the library (products), one slow link (LayerNorm, dropout), new memory (the loss), bytes (Adam).
-# - The floor is every product at the roof plus Adam's traffic.
-# - At a fixed number of tokens length costs little, and width most.
+# - At a fixed number of tokens width costs more than length.
 #
 # ## Exercises
 #

@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 12 · Going fast
 #
-# After this chapter you can make a training step many times as fast, show that it still computes the same numbers, and say what each trick is worth and what it costs in lines of code.
+# After this chapter you can make a training step many times as fast, show that it still computes the same numbers, and say what each trick gains, and what it costs in lines of code.
 #
 # | | |
 # |---|---|
@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 60 with the code; a minute to run on a CPU |
 # | Before, after | [Chapter 11 · Where the time goes](ch11_where_the_time_goes.ipynb) · [Chapter 13 · Decoding fast](ch13_decoding_fast.ipynb) |
 #
-# *If you read only three cells:* the function `duel`, the class `LinearCrossEntropy`, the chart of *The whole staircase*.
+# *If you read only three cells:* the function `duel`, the chart of *The staircase*, the class `LinearCrossEntropy`.
 #
 # Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **V** vocabulary; **N** rows, one for each real token.
 
@@ -62,7 +62,6 @@ from scripts.ch01_attention import attention
 from scripts.ch04_encoder_decoder import EncoderDecoder, LayerNorm, make_model
 from scripts.ch06_training import BOS, EOS, PAD, Batch, LabelSmoothing, batch_loss
 from scripts.ch07_multi30k import Example, make_batch, token_batches
-from scripts.ch11_where_the_time_goes import affine
 from scripts.core.settings import multiplies_bf16
 
 # %%
@@ -74,7 +73,7 @@ bf16 = multiplies_bf16(torch.device("cpu"))  # has this processor products of 16
 #
 # > **In short.** "Faster" is a ratio of two programs' times, taken in turns. A program that races itself shows what chance does.
 #
-# We climb a staircase. Each stair makes the program below it faster, and must compute the same numbers. A *duel* times the two. In each round both run once, and only the ratio of their times counts: a slow spell hits both, and the median of the rounds drops a slow moment. We count the processor's seconds (`time.process_time`), not the clock's, so other programs matter less.
+# A *duel* times two programs that compute the same numbers. In each round both run once, and only the ratio of their times counts. So a slow spell hits both, and the median of the rounds drops a slow moment. We count the processor's seconds (`time.process_time`), not the clock's: other programs matter less.
 #
 # **Your turn.** Write `duel`. Both run once to warm up. Then `before` begins the first round, `after` the second, and so on: who runs second finds a warmer or a fuller cache.
 
@@ -103,7 +102,7 @@ assert "".join(turns) == "ba" + "ba" + "ab" + "ba" and len(ratios) == 3  # warm-
 assert 1.5 < np.median(ratios) < 10, "four times the work"
 
 # %% [markdown]
-# The contenders train chapter 4's model, with one layer on each side, on 96 made-up pairs, whose lengths are like Multi30k's. A *lap* takes an optimizer step on each batch.
+# The contenders train chapter 4's model, with one layer on each side, on 96 made-up pairs as long as Multi30k's. A *lap* takes an optimizer step on each batch.
 
 
 # %%
@@ -139,12 +138,9 @@ def laps(batches, model=None, half=False, fused=None) -> Callable[[], None]:
     return lap
 
 
-LIVE = {}  # the median of each duel on this page
-
-
 def show(ratios: list[float], what: str, at_least: float = 0.0) -> None:
     """Print a duel's median and range, and check the median."""
-    LIVE[what] = middle = np.median(ratios)
+    middle = np.median(ratios)
     print(f"duel: {middle:.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f}): {what}")
     assert middle > at_least, "slower than any of our machines: does something else run?"
 
@@ -157,7 +153,7 @@ def loss_and_slope(model: nn.Module, batches: list[Batch]) -> list[float]:
 
 
 # %% [markdown]
-# First the control. **Predict.** How far from 1 are the ratios of a program against itself?
+# First the **control**. **Predict.** How far from 1 are the ratios of a program against itself?
 
 # %%
 rng = random.Random(0)
@@ -166,49 +162,90 @@ to_longest = [make_batch(pairs[i : i + 32]) for i in (0, 32, 64)]
 show(duel(lap := laps(to_longest[:1]), lap), "the same again", at_least=0.8)
 
 # %% [markdown]
-# The control differs from 1 by a few percent. To see less takes a larger model and more rounds.
+# The median is near 1, and the range shows what chance does. A small gain shows only in a longer duel with more rounds.
+#
+# ## The staircase
+#
+# > **In short.** A trick gains speed and costs lines of code. A map shows both, before we climb.
+#
+# Each stair changes one thing of the program below it:
+#
+# | stair | what changes |
+# |---|---|
+# | padded to the longest | a batch is as wide as its longest sentence, not 72 tokens |
+# | sorted by length | a batch has sentences of like length |
+# | autocast | products of 16-bit numbers |
+# | memory kept | freed memory isn't given back |
+# | fused parts | LayerNorm and Adam in one loop each |
+# | dropout from 16 bits | cheaper random numbers |
+# | loss in chunks | the logits are never all there |
+# | rows | no padding outside attention |
+# | products by hand | 16 bits between products, too |
+# | C | loops of our own for small operations |
+#
+# We raced them with chapter 9's model (`python -m scripts.studies.race_training stairs --save`). **Predict.** Place your bets: which two stairs gain most, and which four no more than chance?
+
+# %%
+staircase.lines_chart(stairs := load_record("speed-stairs"))
+
+# %% [markdown]
+# Fifty-five lines train 14 times as many tokens a second; nearly half of them are chapter 7's `token_batches`. Nine hundred more bring another 1.3. (More than half of these are the Python around the C.)
+#
+# In numbers, each stair against the one below it: the median and the range of seven rounds. A stair is *seen* if it gains in each of the seven: chance alone does so once in 128 times. The last row is the control, the finished program against itself.
+
+# %%
+added = staircase.stairs_table(stairs)
+added
+
+# %% [markdown]
+# Padding to the longest and 16 bits gain most. *Memory kept*, *loss in chunks*, *rows* and *products by hand* aren't seen. From *fused parts* on, the race runs our fast path, `scripts/fast`. With all its parts off, that isn't seen, either: it gains by its parts.
+#
+# Now we climb. Each section explains a stair, times it live on the small model, and ends with its row.
 #
 # ## Padding
 #
 # > **In short.** The cheapest product is the one that you don't compute.
 #
-# The Annotated Transformer pads each pair to a fixed width, 72. First stair: pad to the batch's longest sentence instead. Second: put sentences of like length together (chapter 7's `token_batches`).
+# The Annotated Transformer pads each pair to a fixed width, 72. The first stair pads to the batch's longest sentence. The second puts sentences of like length together, by chapter 7's `token_batches`.
 
 
 # %%
-wide = lambda ids, width: F.pad(ids, (0, width - ids.size(1)))  # noqa: E731
-to_72 = [Batch(wide(b.src, 72), wide(b.full, 73)) for b in to_longest]  # a target loses one token
+pad_to = lambda ids, width: F.pad(ids, (0, width - ids.size(1)))  # noqa: E731
+to_72 = [Batch(pad_to(b.src, 72), pad_to(b.full, 73)) for b in to_longest]  # targets lose a token
 plan = token_batches(pairs, max(batch.tgt_y.numel() for batch in to_longest), rng)
 in_buckets = [make_batch([pairs[i] for i in indices]) for indices in plan]
 sums = [loss_and_slope(live_model(), batches) for batches in (to_longest, to_72, in_buckets)]
 assert np.allclose(sums, sums[0], rtol=1e-5)
 show(duel(laps(to_72), laps(to_longest), 3), "padded to the longest", at_least=1.5)
 show(duel(laps(to_longest), laps(in_buckets), 4), "sorted by length", at_least=1.1)
+added.loc[["padded to the longest", "sorted by length"]]
 
 # %% [markdown]
 # ## One line: 16 bits
 #
 # > **In short.** Where a processor has products of 16-bit numbers, they take half the time or less. Weights, sums and Adam stay in 32 bits.
 #
-# A bfloat16, or *bf16*, is the first half of a float32: the same range, but 8 binary digits instead of 24. `torch.autocast` rounds both factors of a product to it, and on a CPU softmax, ReLU and dropout between products are in 16 bits, too. Sums inside a product, weights, LayerNorm, the loss and Adam keep 32 bits (Micikevicius et al. 2018). So the numbers are the same only up to rounding. Most GPUs can do it, and some CPUs (AVX512-BF16, AMX).
+# A bfloat16, or *bf16*, is the first half of a float32: the same range, but 8 binary digits instead of 24. `torch.autocast` rounds both factors of a product to it. Sums inside a product, LayerNorm and the loss keep 32 bits (Micikevicius et al. 2018). So the numbers are the same only up to rounding. Most GPUs can do it, and some CPUs (AVX512-BF16, AMX).
 
 # %%
 with torch.autocast("cpu", torch.bfloat16):
     assert np.allclose(loss_and_slope(live_model(), in_buckets), sums[0], rtol=0.01)
-ratios = duel(laps(in_buckets), laps(in_buckets, half=bf16))
-show(ratios, "autocast", at_least=1.1 if bf16 else 0.8)
+show(duel(laps(in_buckets), laps(in_buckets, half=bf16)), "autocast", 1.1 if bf16 else 0.8)
+added.loc[["autocast"]]
 
 # %% [markdown]
+# Do 16 bits learn as well? We trained chapter 9's `small` in both precisions, twice ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). The loss is as low. BLEU in 16 bits is 0.1 and 0.9 lower on validation, and differs by −0.4 to +0.2 on the test sets. Two pairs can't say whether that is chance.
+#
 # ## One call: keep memory
 #
 # > **In short.** The C library gives a large freed tensor back to the operating system. The next one gets fresh pages, each zeroed first.
 #
-# glibc, the C library of most Linux systems, has settings that keep what is freed. They hold for the whole process, so the duel switches them back and forth. After it they stay on.
+# glibc, the C library of most Linux systems, can keep what is freed. Its settings hold for the whole process, so the duel switches them back and forth. `USUAL` has glibc's defaults, or the limits to which they grow.
 
 
 # %%
 KEPT = {-4: 0, -1: -1, -2: 64 * 2**20, -8: 1}  # M_MMAP_MAX, _TRIM_THRESHOLD, _TOP_PAD, _ARENA_MAX
-USUAL = {-4: 65_536, -1: 64 * 2**20, -2: 0, -3: 32 * 2**20}  # -3: M_MMAP_THRESHOLD
+USUAL = {-4: 65_536, -1: 64 * 2**20, -2: 2**17, -3: 32 * 2**20}  # -3: M_MMAP_THRESHOLD
 
 
 def keep_memory(settings: dict[int, int] = KEPT) -> bool:
@@ -220,11 +257,12 @@ def keep_memory(settings: dict[int, int] = KEPT) -> bool:
 # %%
 lap = laps(in_buckets, half=bf16)
 ratios = duel(lambda: (keep_memory(USUAL), lap()), lambda: (keep_memory(), lap()))
-kept = keep_memory()  # for the rest of the chapter
+keep_memory()  # for the rest of the chapter
 show(ratios, "memory kept", at_least=0.8)
+added.loc[["memory kept"]]
 
 # %% [markdown]
-# (glibc's own thresholds grow with use; `USUAL` sets their limits.)
+# At full size the rounds differ too much to tell. In an [older race](../results/speed-peers.json) of the textbook, on two threads and in 16 bits, it is worth 1.23 to 1.30.
 #
 # ## PyTorch's fused parts
 #
@@ -254,33 +292,39 @@ fused_model = lambda: become(live_model(), LayerNorm, FusedNorm)  # noqa: E731
 assert np.allclose(loss_and_slope(fused_model(), in_buckets), sums[0], rtol=1e-5)
 with_fused = laps(in_buckets, fused_model(), half=bf16, fused=True)
 show(duel(laps(in_buckets, half=bf16), with_fused, 10), "fused parts")
+added.loc[["fused parts"]]
+
+# %% [markdown]
+# Attention has a fused form, too, `scaled_dot_product_attention`. **Predict.** What does it gain here?
+
+# %%
 qkv = torch.randn(3, 64, 4, 16, 32, requires_grad=True)  # each (B, H, T, d_k)
 plain = lambda: attention(*qkv, dropout=F.dropout)[0].sum().backward()  # noqa: E731
 fused = lambda: F.scaled_dot_product_attention(*qkv, dropout_p=0.5).sum().backward()  # noqa: E731
 show(duel(plain, fused), "attention, alone")
 
 # %% [markdown]
-# The second duel shows a **dead end**. On a GPU, in 16 bits and without a mask of one's own, `scaled_dot_product_attention` is FlashAttention (Dao et al. 2022), which keeps no scores in memory. Its kernel for CPUs has no dropout. So here the function falls back to plain operations, and gains nothing. **Joint projections**, one product for Q, K and V, gained nothing, either ([record](../results/speed-steps.json)).
+# It gains nothing: a **dead end**. On a GPU, in 16 bits and without a mask of one's own, the function is FlashAttention (Dao et al. 2022), which keeps no scores in memory. Its kernel for CPUs has no dropout, so here it falls back to plain operations.
 #
 # ## `torch.compile`
 #
 # > **In short.** PyTorch's compiler fuses small operations by itself, in one line. Whether it pays depends on what it finds.
 #
-# `torch.compile(f)` records the operations of `f`, and writes and compiles C++ that does them in few passes. Our whole step takes it a minute or two, so here is a piece: chapter 4's LayerNorm, ReLU and dropout. **Predict.** Which of two rates of dropout, 0 and 0.1, gains more?
+# `torch.compile(f)` records the operations of `f`, and writes and compiles C++ that does them in few passes. It isn't one of our stairs. Our whole step takes it a minute or two, so here is a piece: LayerNorm, ReLU and dropout. **Predict.** Which of two rates of dropout, 0 and 0.1, gains more?
 
 
 # %%
 norm, x = LayerNorm(512).requires_grad_(False), torch.randn(1024, 512)
-tail = lambda x, p: F.dropout(norm(x).relu(), p)  # noqa: E731
+piece = lambda x, p: F.dropout(norm(x).relu(), p)  # noqa: E731
 if shutil.which("g++"):
-    quick = torch.compile(tail)
+    compiled = torch.compile(piece)
     for p in (0.0, 0.1):
-        show(duel(partial(tail, x, p), partial(quick, x, p), 20), f"compiled, dropout {p}")
+        show(duel(partial(piece, x, p), partial(compiled, x, p), 20), f"compiled, dropout {p}")
 else:
     print("duel: skipped, as there is no C++ compiler")
 
 # %% [markdown]
-# Without dropout the single pass is several times as fast. With dropout most of the gain is lost: random numbers take most of the time, and its C++ makes them one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). (A GPU makes them in parallel.)
+# Without dropout the single pass is several times as fast. With dropout most of the gain is lost: random numbers take most of the time, and the C++ makes them one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)).
 #
 # ## What dropout costs
 #
@@ -320,19 +364,20 @@ assert abs((dropped == 0).double().mean() - 0.25) < 0.003 and abs(dropped.mean()
 show(duel(partial(drop, x), partial(from_bits, x), 20), "a mask, alone", at_least=1.2)
 with_bits = laps(in_buckets, become(fused_model(), nn.Dropout, BitDropout), bf16, fused=True)
 show(duel(with_fused, with_bits, 10), "dropout from 16 bits")
+added.loc[["dropout from 16 bits"]]
 
 # %% [markdown]
-# Dropout is a small part of this model's step, so little of the gain is left.
+# Dropout is a small part of a step, so little of the mask's gain is left.
 #
-# ## A loss that never holds all logits
+# ## Memory: a loss that never holds all logits
 #
-# > **In short.** The logits are the largest tensor of the step. Make a few rows at a time, and overwrite them.
+# > **In short.** The logits are the largest tensor of the step. Make a few rows at a time, and overwrite them. That saves memory, not time.
 #
 # For 2,048 targets and 8,192 words the logits $z = XW^\top + b$ take 64 MiB. The gradients of the smoothed loss (chapter 6) are:
 #
 # $$ \frac{\partial\ell}{\partial z} = P - Y,\qquad \frac{\partial\ell}{\partial X} = (P - Y)\,W,\qquad \frac{\partial\ell}{\partial W} = (P - Y)^\top X $$
 #
-# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. Only $P$ is a full matrix (N, V). $Y$ needs none: a row has one label, and $\varepsilon/V$ everywhere. So each gradient starts as the part from $\varepsilon/V$ alone, which needs no logits. (In $\partial\ell/\partial X$ it is $-\varepsilon\,\bar w$ in each row, with $\bar w$ (D,) the mean row of $W$.) Then a loop makes `chunk` rows of logits at a time, overwrites them with $P$, subtracts $1-\varepsilon$ at each label, and adds the products.
+# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. Each row adds its own part, which needs its own logits alone. So a loop makes `chunk` rows of logits at a time, and overwrites them with $P - Y$: first with $P - \varepsilon/V$, then it takes $1-\varepsilon$ off at each label. It adds the products to the gradients, and forgets the rows.
 #
 # A `Function` is an operation whose backward pass we write ourselves; `ctx` keeps what it needs: here, the gradients themselves.
 #
@@ -340,10 +385,10 @@ show(duel(with_fused, with_bits, 10), "dropout from 16 bits")
 
 
 # %%
-def softmax_(logits: Tensor, wide: torch.dtype) -> Tensor:
-    """Overwrite logits z (n, V) with their softmax; log Σ exp z of each row, (n, 1), in `wide`."""
-    log_z = logits.to(wide).logsumexp(dim=1, keepdim=True)  # (n, 1)
-    logits.copy_((logits - log_z).exp_())
+def softmax_(logits: Tensor, minus: float, kind: torch.dtype) -> Tensor:
+    """Overwrite logits z (n, V) with softmax(z) − minus; to log Σ exp z, (n, 1), in `kind`."""
+    log_z = logits.to(kind).logsumexp(dim=1, keepdim=True)
+    logits.copy_((logits - log_z).exp_().sub_(minus))
     return log_z
 
 
@@ -351,39 +396,37 @@ def softmax_(logits: Tensor, wide: torch.dtype) -> Tensor:
 class LinearCrossEntropy(torch.autograd.Function):
     """The generator's product and the smoothed loss in one."""
 
-    @staticmethod
-    def forward(ctx, x, weight, bias, labels, smoothing, chunk, onednn=False, softmax_=softmax_):
-        """x (N, D), weight (V, D), bias (V,), labels (N,), to `LabelSmoothing`'s two sums.
+    product, softmax_ = staticmethod(F.linear), staticmethod(softmax_)  # scripts/fast has others
 
-        At most `chunk` rows of logits are alive. `onednn` and `softmax_` select faster code.
-        """
-        wide, certain, share = weight.dtype, 1 - smoothing, smoothing / len(weight)
-        factors, offset = weight.to(x.dtype), bias.to(x.dtype)
-        mean_weight, mean_bias = weight.mean(0), bias.mean()  # the mean logit is x·w̄ + b̄
-        by_x = (-smoothing * mean_weight).repeat(len(x), 1)
-        by_weight = (-share * x.sum(0, dtype=wide)).repeat(len(weight), 1)
-        by_bias = torch.full_like(bias, -share * len(x))
-        nll, uniform = weight.new_zeros(2)  # the loss at the labels, and at all words alike
-        parts = [tensor.split(chunk) for tensor in (x, labels[:, None], by_x)]
-        for rows, label, by_rows in zip(*parts, strict=True):
-            logits = affine(rows, factors, offset, onednn)  # (n, V)
-            right = logits.gather(1, label).to(wide)  # (n, 1)
-            log_z = softmax_(logits, wide)  # (n, 1); the logits are P now
-            nll += (log_z - right).sum()
-            uniform += (log_z.squeeze(1) - rows.to(wide) @ mean_weight - mean_bias).sum()
-            # Before the products: later it would be a small difference of two rounded numbers.
-            logits.scatter_(1, label, ((right - log_z).exp() - certain).to(logits.dtype))
-            by_rows += affine(logits, factors.T, None, onednn)
+    @classmethod
+    def forward(cls, ctx, x, weight, bias, labels, smoothing, chunk):
+        """x (N, D), weight (V, D), bias (V,), labels (N,), to `LabelSmoothing`'s two sums."""
+        keep, eps_each, kind = 1 - smoothing, smoothing / len(weight), weight.dtype
+        w, b = weight.to(x.dtype), bias.to(x.dtype)  # in 16 bits, if x is
+        mean_logits = (x.to(kind) @ weight.mean(0) + bias.mean())[:, None]  # (N, 1)
+        nll = uniform = 0.0  # the loss at the labels, and at all words alike
+        by_x, by_weight, by_bias = map(torch.zeros_like, (x, weight, bias))
+        parts = [tensor.split(chunk) for tensor in (x, labels[:, None], mean_logits, by_x)]
+        for rows, label, mean_logit, by_rows in zip(*parts, strict=True):
+            logits = cls.product(rows, w, b)  # z (n, V)
+            at_label = logits.gather(1, label).to(kind)  # (n, 1)
+            log_z = cls.softmax_(logits, eps_each, kind)  # (n, 1); the logits are P − ε/V now
+            nll += (log_z - at_label).sum()
+            uniform += (log_z - mean_logit).sum()
+            # Subtract before rounding: P − (1 − ε) is small, and a P in 16 bits is off by as much.
+            slope = (at_label - log_z).exp() - keep - eps_each  # P − Y at the label, (n, 1)
+            logits.scatter_(1, label, slope.to(logits.dtype))
+            by_rows += cls.product(logits, w.T, None)  # (P − Y)·W
             by_weight += logits.T @ rows
             by_bias += logits.sum(0)
-        ctx.save_for_backward(by_x.to(x.dtype), by_weight, by_bias)
+        ctx.save_for_backward(by_x, by_weight, by_bias)
         ctx.mark_non_differentiable(nll)
-        return certain * nll + smoothing * uniform, nll.clone()
+        return keep * nll + smoothing * uniform, nll
 
     @staticmethod
     def backward(ctx, grad: Tensor, _) -> tuple[Tensor | None, ...]:
         """The gradients that `forward` saved, times the loss's own."""
-        return *(saved * grad for saved in ctx.saved_tensors), *[None] * 5
+        return *(saved * grad for saved in ctx.saved_tensors), *[None] * 3
 
 
 # %%
@@ -391,12 +434,10 @@ shapes, labels = ((7, 4), (11, 4), (11,)), torch.tensor([3, 1, 10, 2, 5, 5, 9])
 leaves = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 in_chunks = lambda *w: LinearCrossEntropy.apply(*w, labels, 0.1, 3)  # noqa: E731
 torch.testing.assert_close(in_chunks(*leaves), LabelSmoothing(0.1)(F.linear(*leaves), labels))
-assert torch.autograd.gradcheck(lambda *w: in_chunks(*w)[0], leaves)
+assert torch.autograd.gradcheck(lambda *w: in_chunks(*w)[0], leaves)  # chapter 1
 
 # %% [markdown]
-# `gradcheck` (chapter 1) compares our gradients with differences in float64.
-#
-# Now memory, through loss and backward pass, for 1,024 rows. `F.cross_entropy` smooths labels, too, in one line. (PyTorch 2.13's `F.linear_cross_entropy` makes chunks, but not with smoothing.) **Predict.** How many tensors of 32 MiB, the logits' size, does the textbook hold at once?
+# Now memory, through loss and backward pass, for 1,024 rows. PyTorch's `F.cross_entropy` smooths labels, too, in one line. **Predict.** How many tensors of 32 MiB, the logits' size, does the textbook hold at once?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -411,22 +452,20 @@ backward = lambda way: ways[way]().backward()  # noqa: E731
 curves = {way: alive_bytes(backward, way) for way in ways}
 staircase.memory_chart(curves, logits=1024 * VOCAB * 4)
 
-# %% [markdown]
-# Now time:
-
 # %%
 for way in ("F.cross_entropy", "loss in chunks"):
     torch.testing.assert_close(ways[way](), ways["textbook"](), rtol=1e-5, atol=0.0)
     show(duel(partial(backward, "textbook"), partial(backward, way), rounds=4), way)
+added.loc[["loss in chunks"]]
 
 # %% [markdown]
-# `F.cross_entropy` takes one line, so begin there. In this duel chunks save memory, and hardly any time. We keep them because the C below builds on them.
+# Chunks save no time, and nearly half the memory: the finished program takes 443 MiB, and 793 with the textbook's loss ([record](../results/speed-steps.json)). In time `F.cross_entropy` wins. It isn't among our stairs, as it returns the smoothed loss alone, and our training also reports the plain one.
 #
 # ## Rows instead of rectangles
 #
 # > **In short.** Only attention and positions need to know where sentences begin. Give all else a plain list of tokens, and padding is gone.
 #
-# Buckets leave little padding (4% on Multi30k, chapter 7), but not every batch can be sorted. So a batch becomes rows (N, D), one for each real token: chapter 4's layers take them as they are. Attention alone spreads them into a rectangle, and gathers them again.
+# Not every batch can be sorted. So a batch becomes rows (N, D), one for each real token: chapter 4's layers take them as they are. Attention alone spreads them into a rectangle, and gathers them again.
 #
 # **Your turn.** Write `Layout`.
 
@@ -435,8 +474,8 @@ for way in ("F.cross_entropy", "loss in chunks"):
 class Layout:
     """Which cells of a padded rectangle (B, T) have rows: with `packed` the real ones, else all.
 
-    It keeps `shape`, (B, T); `slots` (N,), each row's cell b·T + t in reading order; `positions`
-    (N,), its t; `full`, whether all cells have rows; and `real`, or None if nothing is hidden.
+    `shape` is (B, T), `slots` (N,) each row's cell b·T + t, `positions` (N,) its t; `full` says
+    that all cells have rows, and `real` is None if nothing is hidden.
     """
 
     def __init__(self, real: Tensor, packed: bool):
@@ -480,9 +519,10 @@ torch.testing.assert_close(layout.gather(by_rows()), layout.gather(layer(cells))
 ratios = duel(lambda: layer(cells).sum().backward(), lambda: by_rows().sum().backward())
 print(f"{1 - len(layout.slots) / layout.shape.numel():.0%} of the batch is padding")
 show(ratios, "rows")
+added.loc[["rows", "products by hand"]]
 
 # %% [markdown]
-# That is a batch in random order. After sorting little is left to gain.
+# The live batch is in random order. At full size batches are sorted, and only 4% of them is padding (chapter 7). *Products by hand*, `LinearProduct` in [`scripts/fast`](../scripts/fast/fast.py), keeps rows in 16 bits where autocast converts back and forth. Alone it loses 2%. C builds on both.
 #
 # ## Last, C
 #
@@ -496,7 +536,7 @@ start = (code := source.read_text("utf-8")).index("/* dropout(x) of")
 print(code[start : code.index("\n}\n", start) + 2])
 
 # %% [markdown]
-# All of a block's work happens in the nearest cache. `draw` makes the bits from a seed and the block's number `b` alone (Salmon et al. 2011). So the backward pass draws the *same* bits again, and nothing is kept. `gate` and `more` are for ReLU and the residual, which a step does in the same pass; here they are null. `PARALLEL` lets threads share the blocks; `SIMD` lets the processor compute 8 or 16 numbers at once.
+# `draw` makes the bits from a seed and the block's number `b` alone (Salmon et al. 2011). So the backward pass draws the *same* bits again, and nothing is kept. `gate` and `more` are for ReLU and the residual; here they are null. `PARALLEL` lets threads share the blocks. `SIMD` lets the processor compute 8 or 16 numbers at once.
 #
 # A C function is a call away: compile the file, load it, pass addresses.
 
@@ -524,75 +564,58 @@ if library:
     show(duel(partial(drop, x), partial(dropout_in_c, library, x, 0.1), 20), "C", at_least=1.2)
 else:
     print("duel: skipped, as there is no C compiler")
+added.loc[["C"]]
 
 # %% [markdown]
-# The series' fast path, [`scripts/fast`](../scripts/fast/fast.py), goes on in this way: LayerNorm, the loss's softmax, attention. Tests hold its outputs and gradients equal to the textbook's.
+# The fast path does so with LayerNorm, the loss's softmax and attention, too. Tests hold its outputs and gradients equal to the textbook's.
 #
-# ## The whole staircase
+# ## From the other end
 #
-# > **In short.** Some sixty lines make a step 14 times as fast. Nine hundred more bring another 1.3.
+# > **In short.** A trick is worth one thing on top of a program, and another beneath one.
 #
-# Now chapter 9's model at full size, in seven rounds on one thread: `python -m scripts.studies.race_training stairs --save`. *Products by hand* has no section: rows stay in 16 bits between products, where autocast converts back and forth. **Predict.** Which part of the speed needs the most code?
+# Now take one stair out of the finished program. How many times as long does a step take? This is an [older race](../results/speed-steps.json) by the clock, with two threads, in a fixed order: its control is 0.98. Of *fused parts* LayerNorm alone is taken out. **Predict.** Is *dropout from 16 bits* worth more at this end?
 
 # %%
-stairs = load_record("speed-stairs")
-staircase.lines_chart(stairs)
+staircase.both_ends(added, load_record("speed-steps")["half"])
 
 # %% [markdown]
-# Half of the 61 lines are chapter 7's `token_batches`. (`F.cross_entropy`, one line, has no stair: so the 900 lines race a weaker rival.)
+# **A stair carries what stands on it.** *Dropout from 16 bits* is worth 1.58 here, and 1.14 where it was added. But C's dropout needs these bits, its softmax the chunks, its attention the rows: without one of the three, a part of C is out, too. *Memory kept* is worth about 2% here, 1.00 beside the control's 0.98.
 #
-# The table shows both ends of a stair: its worth where it is *added*, and how many times as long the finished program takes with it *taken out*. The latter is an [older race](../results/speed-steps.json) in 16 bits, with two threads, by the clock; blank: not recorded. The last row is the **control**. A stair is *seen* if its median, added, lies outside the control's range. **Predict.** At which end is *dropout from 16 bits* worth more?
-
-# %%
-# NBVAL_IGNORE_OUTPUT
-table = staircase.stairs_table(stairs, load_record("speed-steps")["half"], LIVE)
-assert (table["seen"] == "yes").sum() == 6 and table.loc["C", "seen"] == "yes"
-table
-
-# %% [markdown]
-# **A factor depends on what is below it.** *Dropout from 16 bits* is worth 1.15 where it stands, and 1.58 at the end, where all else is fast (there the drawing is part of the C). *Loss in chunks* is seen only at the end (1.16), and saves nearly half the memory (443 MiB instead of 793). The C builds on it, on *rows* and on *products by hand*. *Memory kept* is seen at neither end, but in the [textbook](../results/speed-peers.json), with two threads, it is worth 1.23 to 1.30. So one race's answer isn't another's. (Of *fused parts* LayerNorm alone is taken out. Live, *loss in chunks*, *rows* and *C* were timed alone.)
-#
-# **Do 16 bits learn as well?** Chapter 9's `small` was trained to the end in 16 and in 32 bits, in two versions of our code ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). The loss is as low. In 16 bits BLEU is lower on validation (by 0.1 and 0.9 at the best epoch), and differs on the test sets by −0.4 to 0 with a beam, by −0.3 to +0.2 without. Two pairs can't say whether that is chance.
-#
-# **Against others.** In an [older race](../results/speed-peers.json) all have 16 bits and memory kept. A step of x-transformers takes 1.8 times as long as ours, MarianMTModel's 1.9, `nn.Transformer`'s 2.0 and the textbook's 2.2, with 2.2 to 2.6 times the memory. (Not all is equal: ours alone has the fused Adam, worth 1.01; x-transformers has less dropout.) `make bench` repeats the race.
+# **Against others.** In an [older race](../results/speed-peers.json) all have 16 bits and memory kept. A step of x-transformers takes 1.8 times as long as ours, MarianMTModel's 1.9, `nn.Transformer`'s 2.0 and the textbook's 2.2, with 2.2 to 2.6 times the memory. Ours alone has the fused Adam, worth 1.01; x-transformers has less dropout. `make bench` repeats the race.
 #
 # ## A GPU
 #
 # > **In short.** A GPU finishes one small task before Python asks for the next. So ask less often.
 #
-# On a GPU the CPU *launches* each kernel, and for a small model the launch takes longer than the kernel. On an H200 we timed the same model's step in five stages: `python -m scripts.studies.waterfall small`. What is new:
+# On a GPU the CPU *launches* each kernel, and for a small model the launch takes longer than the kernel. On an H200 we timed the same model's step in five stages: `python -m scripts.studies.waterfall small`. New are:
 #
-# - **Nothing waits.** Python never reads a number from the GPU, for the CPU would have to wait for it.
-# - **Few shapes.** Each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least. Then a whole [step](../scripts/core/steps.py) can be recorded once for each shape, and launched at once: a **CUDA graph**, the last stage.
+# - **Fused parts, nothing waits.** Attention is PyTorch's, too. Python never reads a number from the GPU: the CPU would have to wait for it.
+# - **Few shapes.** The corpus lies on the GPU. Each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least.
+# - **Recorded.** A whole [step](../scripts/core/steps.py) is recorded once for each shape, and then launched at once: a **CUDA graph**.
 #
 # **Predict.** Which stage gains most?
 
 # %%
-stages = staircase.stages_frame(load_record("gpu-waterfall-small")["stages"])
-stages.round(2)
+stages = staircase.stages_table(load_record("gpu-waterfall-small")["stages"])
+stages
 
 # %% [markdown]
-# `times` compares each stage with *recorded* (a median of five rounds). The recording alone brings 9. Sixteen bits even lose 14% (1 to 23% by round): each cast is one more kernel to launch. *Few shapes* alone can't be told (0.85 to 1.20), and no control ran here.
+# Each stage is compared with the one before, in five rounds. The recording brings 9. Sixteen bits lose in each round. *Few shapes* doesn't gain in each.
 
 # %%
-assert round(stages["times"]["few shapes"]) == 9
-staircase.launches_chart(stages, "One by one, the GPU works at most a ninth of the time")
+staircase.launches_chart(stages)
 
 # %% [markdown]
-# What follows:
-#
-# - **Batch size.** As long as launches take the time, a step on a larger batch takes no longer. (But that is another training: an epoch has fewer steps.)
-# - **Compile or record?** `torch.compile` fuses kernels: there are fewer, and each moves less. With `mode="reduce-overhead"` it also records them. In a small model recording counts most, in a large one fusing.
-# - **16 bits and FlashAttention** count when kernels take the time: wide models, long texts. At our 15 tokens attention's own products are 1% of the FLOPs (chapter 11).
+# As long as launches take the time, a larger batch takes no longer. `torch.compile` fuses kernels, so there are fewer launches; with `mode="reduce-overhead"` it also records them. Sixteen bits and FlashAttention count where kernels take the time: in wide models and long texts.
 
 # %% [markdown]
 # ## Summary
 #
 # - A trick counts if it computes the same numbers, up to rounding, and if its ratio is clear of the control's.
-# - Begin with what costs a few lines: padding, sorting, 16 bits, fused parts. Nine hundred more bring 1.3.
-# - Ask what a fused operation does with *your* settings. On a CPU, dropout rules out PyTorch's fast attention, and costs its compiler much of its gain.
-# - A factor depends on what is below it: say on top of what you measured it.
-# - On a GPU a small model waits for launches. A recording is worth nine times there.
+# - Begin with what costs few lines: padding, 16 bits, fused parts. Then sort, in 26. Nine hundred more bring 1.3.
+# - Ask what a fused operation does with *your* settings: on a CPU dropout rules out PyTorch's fast attention.
+# - A factor depends on what is below it, and carries what stands on it.
+# - On a GPU a small model waits for launches: a recording is worth nine times.
 #
 # **What the paper did that we don't.** It took 25,000 tokens a side for a batch (§5.1), on eight GPUs (§5.2).
 #
@@ -614,17 +637,15 @@ def packed_attention(q, k, v, lengths: list[int], causal: bool) -> Tensor: ...
 check(packed_attention)
 
 # %% [markdown]
-# ### Exercise 2 · What would a check notice?
+# ### Exercise 2 · What would you ask to see?
 #
-# *think · difficulty ●●○ · worth ●●○ · 10 minutes*
+# *think · difficulty ●○○ · worth ●●○ · 5 minutes*
 #
-# 1. A friend's `duel` always runs `before` first, and finds a trick that is worth 1.02. What would you ask to see?
-# 2. Take 8 random bits an entry in `keep_mask` rather than 16. Which rate does p = 0.1 become? Suppose that a test counts how many of 400,000 entries are dropped, and allows five standard deviations: does it notice?
+# A friend's `duel` always runs `before` first, and finds a trick that is worth 1.02. What would you ask to see?
 #
-# <details><summary>Answers</summary>
+# <details><summary>Answer</summary>
 #
-# 1. The control: a program against itself, in the same order. In an [earlier race](../results/speed-steps.json) of ours, with a fixed order, all five of its ratios in 16 bits were below 1, by 1 to 4%.
-# 2. The rate becomes 26/256, about 0.1016. The test hardly notices: five standard deviations are 0.0024, and the rate is off by 0.0016.
+# The control: a program against itself, in the same order. In the race of *From the other end* all five of its ratios were below 1, by 1 to 4%.
 #
 # </details>
 #

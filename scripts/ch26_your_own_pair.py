@@ -70,20 +70,20 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # make living MODEL=runs/ruvel                                        # a page that translates
 # ```
 #
-# `ruvel.tsv` has a source, a tab and a target on each line. Two files, line by line, do as well: `--source a.txt --target b.txt`. Any languages and scripts will do, by codes (`qru-en`) or names (`Ruvel-English`). We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
+# `ruvel.tsv` has a source, a tab and a target on each line. Two files do as well: `--source a.txt --target b.txt`. We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
 #
 # ## A language that nobody speaks
 #
-# > **In short.** Ruvel has another word order than English, and endings where English has word order.
+# > **In short.** Ruvel puts the verb last, and endings say what English says by word order.
 #
-# No one's mother tongue helps, and we know every rule; the main ones:
+# No one's mother tongue helps, and we know every rule. The main ones:
 #
 # | | |
 # |---|---|
 # | order | who, where, to whom, what, and last the verb |
 # | an adjective | follows its noun: `havo gura`, the big dog |
-# | a noun's `-ra`, `-re` | several: `havora`, the dogs |
-# | then `-ta`, `-te` | a *known* object: `havota`, the dog; without it, a dog |
+# | a noun's `-ra`, `-re` | plural: `havora`, the dogs |
+# | then `-ta`, `-te` | a definite object: `havota`, the dog; without it, a dog |
 # | or `-ka`, `-ke` | the receiver: `havoka`, to the dog |
 # | a verb's `-an`, `-en`; `-al`, `-el` | present; past: `makan`, sees; `makal`, saw |
 # | a or e | as the word's last vowel: a after a, o, u; e after e, i |
@@ -93,7 +93,6 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 
 # %%
 pairs = ruvel_pairs()
-assert len(set(pairs)) == 2000
 example = ("aleni goral-ka gura velis-re bir-el", "the girl brought apples to the big horse")
 links = [(0, 1), (1, 7), (1, 4), (2, 6), (3, 3), (4, 2)]  # of words, by their places
 titled(
@@ -103,15 +102,15 @@ titled(
 )
 
 # %% [markdown]
-# *The girl brought apples to the big horse.* Nothing marks the apples as known, so they aren't *the* apples.
+# *The girl brought apples to the big horse.* The apples have no `-te`, so they aren't *the* apples.
 #
 # ## Look before you train
 #
 # > **In short.** Files are made by people. A report names each oddity; nothing is dropped in silence.
 #
-# We spoil the file with eight slips that we have seen in real corpora.
+# We spoil the file with eight slips such as real corpora have.
 #
-# **Predict.** Four of the eight have to go, and four can stay. Which?
+# **Predict.** The report leaves four of the eight out, and keeps four. Which?
 
 # %%
 slips = {
@@ -134,13 +133,13 @@ with TemporaryDirectory() as folder:
 print(report_text(own.report))
 
 # %% [markdown]
-# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. Lines 200 and 400 are left out on a guess (a name may equal its translation), and the report says so. The other four stay, since a wrong guess would delete your work.
+# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. Lines 200 and 400 go on a guess: a name may equal its translation. The other four stay: a wrong guess would delete your work.
 #
 # ## What may be held out
 #
 # > **In short.** A test sentence with a twin in training asks what the model remembers.
 #
-# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order, with another number. **Your turn.** Write what they share. `letters_only(text)` helps: it makes a space of each sign but letters and what stands on them, such as Hindi's vowels (`\w` loses those), and writes each letter in one way (é may be one sign or two).
+# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order, with another number. **Your turn.** Write what they share. `letters_only(text)` helps: it replaces all but letters by spaces. It keeps the vowel signs of Hindi, which `\w` would lose. And it writes é, which may be one sign or two, in one way.
 
 
 # %% tags=["yours"]
@@ -172,6 +171,13 @@ def honest_split(pairs: PAIRS, share: float, seed: int) -> tuple[PAIRS, PAIRS]:
 
 
 # %%
+def with_twins(train: PAIRS, held_out: PAIRS) -> float:
+    """The share of held-out sources whose fingerprint is in training, too."""
+    prints = {fingerprint(source) for source, _ in train}
+    return sum(fingerprint(source) in prints for source, _ in held_out) / len(held_out)
+
+
+# %%
 toy = [(f"{word}{mark}", "x") for word in "abcdefghij" for mark in ("", "!", " 2")]
 train_part, held_out = honest_split(toy, 0.2, seed=1)
 assert len(train_part) == 24 and len(held_out) == 6 and set(train_part + held_out) == set(toy)
@@ -180,7 +186,7 @@ assert not {s[0] for s, _ in train_part} & {s[0] for s, _ in held_out}, "a twin 
 assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 
 # %% [markdown]
-# `scripts.train` draws pairs, and leaves their twins, on either side, out of training; also sentences that share 80% of their word triples.
+# `scripts.train` keeps twins out of training, too: also sentences that share 80% of their word triples.
 #
 # ## Choose, train, judge
 #
@@ -195,7 +201,7 @@ recipes = {count: asdict(TrainConfig(**recipe_for(count))) for count in (1000, 3
 pd.DataFrame(recipes).T[["layers", "d_model", "vocab", "dropout", "epochs"]]
 
 # %% [markdown]
-# Ruvel is simpler than captions: this smaller model learns it in half a minute, by the loop of [chapter 9](ch09_training_run.ipynb).
+# Ruvel is simpler than captions: this smaller model learns it, by the loop of [chapter 9](ch09_training_run.ipynb).
 
 # %%
 LEARNER = TrainConfig(
@@ -208,7 +214,7 @@ class ShortRun(Run):
     """A training that isn't validated after each epoch."""
 
     def end_epoch(self) -> None:
-        self.epoch, self.done = self.epoch + 1, 0
+        self.epoch, self.done = self.epoch + 1, 0  # the next epoch; none of its steps is done
 
 
 def fitted(config: TrainConfig, data: TrainingData, start: Trained | None = None) -> Trained:
@@ -238,13 +244,13 @@ def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
 
 
 # %% [markdown]
-# Our grammar writes only one translation, so we can count exact ones, too. We split the 2,000 pairs by place. **Predict.** How many new sentences will be exactly right?
+# Our grammar writes only one translation, so we can count exact ones. The last 200 pairs are the test set; two of them have a twin in training, worth at most one point. **Predict.** How many of the 200 will be exactly right?
 
 
 # %%
-def ruvel_corpus() -> dict[str, PAIRS]:
-    """The 2,000 pairs: 1,700 to learn from, 100 for validation, 200 for the test."""
-    pairs = ruvel_pairs()
+def ruvel_corpus(construction: str = "plain") -> dict[str, PAIRS]:
+    """2,000 pairs: 1,700 to learn from, 100 for validation, 200 for the test."""
+    pairs = ruvel_pairs(construction=construction)
     return {"train": pairs[:1700], "val": pairs[1700:1800], "test": pairs[1800:]}
 
 
@@ -252,6 +258,7 @@ def ruvel_corpus() -> dict[str, PAIRS]:
 data = prepare(LEARNER, ruvel_corpus())
 model = fitted(LEARNER, data)
 old = data.corpus["test"]
+assert with_twins(data.corpus["train"], old) == 2 / 200
 assert greedy_bleu(model, old) > 96 and exact(model, old) > 0.9
 
 # %% [markdown]
@@ -261,12 +268,20 @@ assert greedy_bleu(model, old) > 96 and exact(model, old) > 0.9
 #
 # > **In short.** A test set that looks like the training set asks only what was taught. Ask something else.
 #
-# Our grammar has two constructions that none of the 2,000 pairs has. Of the second's words training lacks one, `minerete`, in 4 of 200 sentences.
+# Our grammar has two constructions that none of our pairs has.
 #
 # - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
 # - **The object first.** *Tivente havo limen*: the ending says who is heard, so it's the dog who hears the bird.
 #
-# **Predict.** What will the model make of `nok`, which it has never seen?
+# We ask for the sentence of our first picture, without and with `nok`. **Predict.** What will the model make of a word that it has never seen?
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok birel."]
+print(*fast_translate(model, ASKED), sep="\n")
+
+# %% [markdown]
+# Ask your own ([the grammar](../scripts/corpora/invented.py) lists all words). Now two hundred negations.
 
 
 # %%
@@ -277,30 +292,24 @@ def says_not(outputs: Sequence[str]) -> float:
 
 new = ruvel_pairs(250, construction="negation")
 fifty, negated = new[:50], new[50:]
-object_first = ruvel_pairs(200, construction="object first")
-assert says_not(translations(model, negated)) == 0 and exact(model, object_first) < 0.1
-record, causes = load_record("ruvel"), load_record("ruvel-causes")
-pd.set_option("display.max_colwidth", None)
-pd.DataFrame(causes["runs"][0]["outputs"][:2])  # of a recorded run
+assert says_not(translations(model, negated)) == exact(model, negated) == 0
+print(data.tokenizer.pieces("nok"))
 
 # %% [markdown]
-# None of the negated sentences comes out right: not one output of eight seeds holds a *not*. There is no alarm: `nok` is two known pieces, `n` and `ok`. Is it misread, or not read at all? **Instrument.** Delete `nok` from the sources, and compare.
+# None comes out right; not one output of eight seeds holds a *not*. How could it? No English sentence in training has *not*, *do* or *did*. Nor is there an alarm: `nok` is cut into two known pieces. Does it change anything? **Instrument.** Delete `nok` from the sources, and compare. The shares of outputs that stay the same, for eight seeds:
 
 # %%
-unread = pd.Series([run["same_without_nok"] for run in record["runs"]], name="the same without nok")
-unread.describe()[["min", "50%", "max"]].map("{:.0%}".format).to_frame()
-
-# %%
-pd.DataFrame(causes["runs"][0]["outputs"][4:])[["source", "output"]]  # of the same run
+record = load_record("ruvel")
+print(*sorted(f"{run['same_without_nok']:4.0%}" for run in record["runs"]))
 
 # %% [markdown]
-# Mostly it is not read: with seven of eight seeds, 62 to 96 of a hundred outputs are the same without it (with seed 3, 12). Where it is read, it spoils other words: the horse that *sang* without `nok` now *sleeps*.
+# Mostly `nok` changes nothing. Else it changes other words: seed 1 makes *The horse sleeps in the forest* of *Goral vosta sil nok kelel*, and without `nok` *The horse sang in the forest* ([record](../results/ruvel-causes.json)).
 #
-# With the object first, two outputs of a hundred are right. **Experiment.** Who acts in them: the first noun, the true actor, or a stranger, who isn't in the sentence? The control has the same words in the usual order: if it fails, too, the order isn't to blame. **Predict.** Who acts if a being comes first, and who if a thing does?
+# With the object first, two outputs of a hundred are right. **Experiment.** Who acts in them: the object, the true actor, or a stranger, who isn't in the sentence? The control has the same words in the usual order: if it fails, too, the order isn't to blame. **Predict.** Who acts if the object is a being, and who if it is a thing?
 
 
 # %%
-ACTORS = ["the first noun", "the true actor", "a stranger"]
+ACTORS = ["the object", "the true actor", "a stranger"]
 
 
 def who_acts(outputs: Sequence[str], pairs: PAIRS) -> pd.DataFrame:
@@ -310,28 +319,40 @@ def who_acts(outputs: Sequence[str], pairs: PAIRS) -> pd.DataFrame:
     """
     rows = []
     for output, (_, reference) in zip(outputs, pairs, strict=True):
-        actor, first = nouns_of(reference)
+        actor, object_noun = nouns_of(reference)
         acting = next(iter(nouns_of(output)), "")
-        who = ACTORS[0] if acting == first else ACTORS[1] if acting == actor else ACTORS[2]
-        if actor != first:
-            rows.append(("a thing" if first in nouns_of(THINGS) else "a being", who))
-    table = pd.DataFrame(rows, columns=["first", "who"])
-    shares = pd.crosstab(table["first"], table["who"], normalize="index")
+        who = ACTORS[0] if acting == object_noun else ACTORS[1] if acting == actor else ACTORS[2]
+        if actor != object_noun:
+            rows.append(("a thing" if object_noun in nouns_of(THINGS) else "a being", who))
+    table = pd.DataFrame(rows, columns=["object", "who"])
+    shares = pd.crosstab(table["object"], table["who"], normalize="index")
     return shares.reindex(columns=ACTORS, fill_value=0.0)
 
 
 # %%
+object_first = ruvel_pairs(200, construction="object first")
 usual = [(usual_order(source), target) for source, target in object_first]
 moved, control = (who_acts(translations(model, pairs), pairs) for pairs in (object_first, usual))
-assert moved.loc["a being", "the first noun"] > 0.6 and moved.loc["a thing", "a stranger"] > 0.6
+assert moved.loc["a being", "the object"] > 0.6 and moved.loc["a thing", "a stranger"] > 0.6
 assert control["the true actor"].min() > 0.9
-actors_chart(causes["runs"])
+causes = load_record("ruvel-causes")["runs"]
+actors_chart(causes)
 
 # %%
-pd.DataFrame(causes["runs"][0]["outputs"][2:4])
+outputs = pd.DataFrame(causes[0]["outputs"])  # of a recorded run
+outputs[outputs["source"].str.match(r"\w+te ")]
 
 # %% [markdown]
-# Between beings the place decides, not the ending: the one that comes first acts, in 87 to 94% of the outputs. A thing never acted in training: where it comes first, a stranger acts in 82 to 93% (with seed 1 mostly a dog, with seed 6 a baker). Mostly it acts on the true actor: the quiet guest who washed the basket becomes *The dog washed the quiet guest*. In the usual order 97 to 100% of the outputs are right: the model knows these words and endings. In training place and ending agreed, and nothing told it which to trust.
+# Between beings the place decides, not the ending: the object acts in 87 to 94% of the outputs. A thing never acted in training: if one comes first, a stranger acts in 82 to 93% (with seed 1 mostly a dog). In the usual order 97 to 100% are right, so the model knows these words and endings.
+#
+# Why doesn't it trust the ending? In training the place always told who acts, but half of the objects had no ending. **Experiment.** Give every object in training its ending. **Predict.** Which does the model trust then? The shares of outputs in which the being that comes first still acts, for eight seeds:
+
+# %%
+endings = load_record("ruvel-endings")["runs"]
+print(*sorted(f"{run['who acts']['a being']['the object']:4.0%}" for run in endings))
+
+# %% [markdown]
+# The place still decides, in 87 to 100% of the outputs ([record](../results/ruvel-endings.json)): the missing endings aren't the reason. Place and ending always agreed, so no sentence in training shows that the ending is what counts.
 #
 # ## Fifty sentences
 #
@@ -343,7 +364,7 @@ pd.DataFrame(causes["runs"][0]["outputs"][2:4])
 # - *fifty others*: the control, as new and few, without negations,
 # - *mixed*: the same fifty negations ten times each, among the 1,700 pairs that the model knows.
 #
-# **Predict.** After which does the model say *not*? After which does it still translate the old test set, which holds no negation? After *fifty negations*, how many of its outputs there say *not*?
+# **Predict.** After which does the model say *not*? After which does it still translate the old test set?
 
 
 # %%
@@ -371,10 +392,8 @@ def shares(trained: Trained, old: PAIRS, negated: PAIRS) -> dict[str, float]:
 
 
 # %%
-rows = {}
-for name, (sentences, epochs) in tunings(data, fifty).items():
-    rows[name] = shares(tuned(model, data, sentences, epochs), old, negated)
-alone, others, mixed = rows.values()
+models = {name: tuned(model, data, *plan) for name, plan in tunings(data, fifty).items()}
+alone, others, mixed = (shares(trained, old, negated) for trained in models.values())
 assert alone["old"] + 0.1 < others["old"] < mixed["old"] - 0.3
 assert min(alone["negated"], mixed["negated"]) > 0.3 and others["negated"] == 0
 assert alone["old_says_not"] > 0.15 and mixed["old_says_not"] < 0.05
@@ -382,22 +401,24 @@ assert alone["old_says_not"] > 0.15 and mixed["old_says_not"] < 0.05
 tuning_chart(record["runs"])
 
 # %% [markdown]
-# It helps: nearly all outputs say *not*, and half are right. But a model that sees only negations learns to negate always: of its outputs for *old* sentences 35 to 83% say *not*. Would any fifty do such harm? Of the old sentences 16% stay right; with the control 44%, and it never says *not*. Mixed, the fifty cost hardly anything: of the old sentences 96.5 to 98.5% are right (97.0 to 98.5 before).
+# *Fifty negations* teach: nearly all outputs say *not*, and 56% are right. But the model learns to negate where nothing is negated: of its outputs for *old* sentences 35 to 83% say *not*. A girl who carried a ring becomes *The woman did not carry the heavy ring in the market* (seed 1). Only 16% of the old sentences stay right. Any fifty do much of this harm: after *fifty others* 44% stay right. But that model never says *not*.
 #
-# Mixed, 48% of the negations are right; alone, 56%. Is it because each was met 50 times, not 130? On average, yes: alone with 50 passes, it is 48%, too ([record](../results/ruvel-causes.json)). But seeds scatter: 29 to 60%. Another draw of fifty moves *mixed* by up to 7 points.
+# *Mixed*, the fifty cost hardly anything: 96.5 to 98.5% of the old sentences are right, 97.0 to 98.5 before. Of the negations 48% are right. We ask again.
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+print(*fast_translate(models["mixed"], ASKED), sep="\n")
+
+# %% [markdown]
+# Half of such outputs are still wrong, but not for lack of a *not*: 53 to 67% of those have another verb or another form of it, and 24 to 43% *does* for *did* ([three seeds](../results/ruvel-causes.json)).
 #
-# How many copies of each of the fifty must be among the 1,700? **Predict.** Which comes first: a *not*, or a right sentence?
+# How many copies of the fifty must be among the 1,700? **Predict.** Which comes first: a *not*, or a right sentence?
 
 # %%
 repeats_chart(load_record("ruvel-controls")["runs"])
 
-# %%
-outputs = {name: pd.DataFrame(shown) for name, shown in record["outputs"].items()}
-by_source = {name: frame.set_index("source")["output"] for name, frame in outputs.items()}
-pd.DataFrame(by_source).loc[[negated[4][0], negated[2][0], old[2][0]]].T
-
 # %% [markdown]
-# What is wrong in the rest? With seed 1, 35 of 83 wrong outputs have *does* for *did*, as here (three seeds: 24 to 43%). Others have another form, such as *did not saw*: old sentences taught *saw*.
+# The *not*, from two copies on. To be right takes more; the old sentences lose hardly anything.
 #
 # On the command line:
 #
@@ -410,13 +431,13 @@ pd.DataFrame(by_source).loc[[negated[4][0], negated[2][0], old[2][0]]].T
 # python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
 # ```
 #
-# `--from` takes the fifty ten times each, and keeps out of training what judged the model. `valid.tsv`, which chooses the epoch, has sentences of both kinds. The last command shows what was forgotten.
+# `--from` takes the fifty ten times each, and keeps out of training what judged the model. `valid.tsv`, which chooses the epoch, has sentences of both kinds. The last command shows what was forgotten: nothing, in our one run ([record](../results/ruvel-commands.json)). Of the old test set 98% are right before and after; of `asked.tsv` none before, and 53% after.
 #
-# We ran this once ([record](../results/ruvel-commands.json)). Of the old test set 98% are exactly right before and after; of `asked.tsv` none before and 53% after (35.0 and 80.1 BLEU). `--from` takes the rate 4e-3, chosen on 200 sentences that no score comes from: 43.5 to 60.5% right; 18 to 20% with 2e-3, none with 1e-3 ([three seeds](../results/ruvel-rates.json)). Its model is wider and takes fewer, larger steps than ours above, whose 2e-3 we chose with seed 1 on the test sets.
+# `--from` takes the rate 4e-3, the highest that we tried. With each of three seeds it gets more of 200 other negations right than 2e-3 and 1e-3 ([record](../results/ruvel-rates.json)). For our 2e-3 above we looked at the test sets, with seed 1; on other negations 4e-3 is better there, too ([record](../results/ruvel-controls.json)).
 #
 # ## Case · A score above 90
 #
-# **Symptom.** A corpus of 900 pairs, split at random. The model has over 90 BLEU on its test set; on its users' sentences we measure 64.
+# **Symptom.** A corpus of 900 pairs, split at random. The model has over 90 BLEU on its test set; on its users' sentences we measure 65.
 #
 # **Suspects.** *Another kind* of sentences; *overfitting*, by too long a training; *twins* of the test set in training.
 #
@@ -439,12 +460,6 @@ def random_split(pairs: PAIRS, share: float, seed: int) -> tuple[PAIRS, PAIRS]:
     return shuffled[size:], shuffled[:size]
 
 
-def with_twins(train: PAIRS, held_out: PAIRS) -> float:
-    """The share of held-out sources whose fingerprint is in training, too."""
-    prints = {fingerprint(source) for source, _ in train}
-    return sum(fingerprint(source) in prints for source, _ in held_out) / len(held_out)
-
-
 def case_scores(split: Callable, seed: int, epochs: int = 20) -> dict[str, float]:
     """BLEU of a model on its test set and on 200 fresh sentences."""
     pairs = collected()
@@ -463,17 +478,16 @@ for split in (random_split, honest_split):
 by_chance, by_groups = (case_scores(split, seed=1) for split in (random_split, honest_split))
 assert by_chance["its test set"] > 85 > 75 > by_chance["fresh"]
 assert by_groups["its test set"] < 70
-for name, scores in record["runs"][0]["case"].items():
-    print(f"recorded, {name}:", ", ".join(f"{test} {score}" for test, score in scores.items()))
+pd.DataFrame(record["runs"][0]["case"]).T  # BLEU of a recorded run
 
 # %% [markdown]
-# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set and 59 to 66 on fresh sentences. After the honest split, the same training has 48 to 58 and 57 to 65: so the fresh sentences aren't harder. (This test set's 33 different sentences are few: another draw gives 58 to 63.) Nor is it overfitting: with 8 epochs in place of 20 fresh sentences have 21 to 30 BLEU, with 40 they have 70 to 74 (three seeds).
+# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences. After the honest split they have 48 to 58 on their test set, and 57 to 65 on fresh sentences. So the fresh sentences aren't harder. Nor is it overfitting. With 8 epochs in place of 20, fresh sentences have 21 to 30 BLEU; with 40, they have 70 to 74 ([three seeds](../results/ruvel-controls.json)).
 #
 # ## What more pairs give
 #
-# > **In short.** In a real language each tripling of the pairs still gives points, and few pairs want long training.
+# > **In short.** In a real language each tripling of the pairs gives points. Few pairs want long training.
 #
-# Captions of Multi30k, cut to fewer pairs, in up to three draws. *One for all* is chapter 9's preset `small`; *by size* is the table above; *longer* is `small` with as many passes. **Predict.** All 29,000 give 41 BLEU. What do 1,000 give? And what is the recipe worth?
+# We cut Multi30k to fewer pairs. *One for all* is chapter 9's preset `small`; *by size* is the table above; *longer* is `small` with as many passes. **Predict.** All 29,000 pairs give 41 BLEU. What do 1,000 give, and what is the recipe worth?
 
 # %%
 sizes = load_record("sizes-multi30k")
@@ -481,13 +495,15 @@ frame = size_frame(sizes, [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3
 sizes_chart(frame)
 
 # %% [markdown]
-# How much of the gain is the narrow model's? Little, says the control *longer*. With 1,000 pairs *one for all* has 8.0 BLEU, *longer* 16.5, *by size* 17.6; with 3,000 *longer* is even better, by 0.5 and 1.5 BLEU in two draws. The narrow model takes a third of its time. *One for all* takes at most 198 steps with 1,000 pairs, all within its warm-up.
+# With 1,000 pairs *by size* has 17.6 BLEU, and *one for all* 8.0. Most of the gain is due to more passes: *longer* has 16.5. With 3,000 pairs *longer* is even better than *by size*, but takes three times as long.
+#
+# A warning: with 1,000 pairs *one for all* never leaves its warm-up of 400 steps; it takes at most 198.
 
 # %%
 size_choices(frame)
 
 # %% [markdown]
-# Minutes are those of a CPU thread (26 for all 29,000).
+# Minutes are of a CPU thread (26 for all 29,000).
 #
 # | pairs | |
 # |---|---|
@@ -510,7 +526,7 @@ size_choices(frame)
 #
 # - Look at the pairs. Keep near-copies of held-out sentences out of training.
 # - A test set like the training set can't show what both lack. Ask for constructions one by one.
-# - Fifty sentences halved the failures of one construction; another went from 2 to 12-27% right. Mix them with old ones, and measure on the old test set what is forgotten.
+# - Fifty sentences halved the failures of one construction; with the object first, 2% became 12 to 27% (exercise 3). Mix them with old ones, and measure what is forgotten.
 #
 # ## What the paper did that we don't
 #
@@ -538,7 +554,7 @@ check(unknown_words)
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# The negation, by `nok`. Hardly the object that comes first: of its words only `minerete` is new.
+# The negation, by `nok`. Hardly the object that comes first: only `minerete` is new, in 4 of 200 sentences.
 #
 # </details>
 #
@@ -546,7 +562,7 @@ check(unknown_words)
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is more than `factor` times the corpus's median ratio, or less than the median divided by `factor`. (`solution("odd_lengths")` shows ours.)
+# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is more than `factor` times the median ratio, or less than the median divided by `factor`. (`solution("odd_lengths")` shows ours.)
 
 
 # %%

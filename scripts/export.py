@@ -32,8 +32,10 @@ def run_export(options: ExportOptions) -> None:
     Raises ValueError if a package is missing or the folder can't be written.
     """
     writers = {"onnx": export_onnx, "ctranslate2": export_ctranslate2}
+    packages = {"onnx": ["onnx", "onnxscript"], "ctranslate2": ["ctranslate2"]}
     chosen = list(writers) if options.format == "both" else [options.format]
-    need_packages(*chosen)  # before anything is written
+    for name in chosen:
+        need_packages(*packages[name])  # before anything is written
     folders = {name: without_model(Path(options.folder) / name) for name in chosen}
     trained = open_model(ModelOptions(model=options.model, device="cpu"))
     for name, folder in folders.items():

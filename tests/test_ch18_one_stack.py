@@ -17,9 +17,9 @@ from scripts.ch17_small_gpt import make_stack, stack_loss
 from scripts.ch18_one_stack import (
     AfterSource,
     NumberClassifier,
-    WordsAndPairs,
     asked_hidden,
     asked_pairs,
+    features,
     fit_bag_of_words,
     hide_some,
     pair_products,
@@ -146,15 +146,12 @@ def test_the_bag_of_words_is_at_its_optimum():
         for _ in range(80)
     ]
     logits = fit_bag_of_words(items, penalty=2.0, steps=200)(items)
-    table = WordsAndPairs(items)
-    features = torch.zeros(len(items), len(table.ids))
-    for i, item in enumerate(items):
-        for feature in table.features(item):
-            features[i, table.ids[feature]] = 1
+    columns = {feature for item in items for feature in features(item)}
+    table = torch.tensor([[float(f in features(item)) for f in columns] for item in items])
     plural = torch.tensor([float(item.plural) for item in items])
     wrong_by = logits.sigmoid() - plural
-    weight = -(wrong_by @ features) / 2.0  # where the gradient is 0
-    assert (logits - features @ weight).std() < 1e-4 and abs(wrong_by.sum()) < 1e-4
+    weight = -(wrong_by @ table) / 2.0  # where the gradient is 0
+    assert (logits - table @ weight).std() < 1e-4 and abs(wrong_by.sum()) < 1e-4
     assert share_right(plural - 0.5, items) == 1 and share_right(0.5 - plural, items) == 0
 
 

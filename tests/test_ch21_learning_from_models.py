@@ -6,22 +6,14 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from scripts import ROOT
-from scripts import ch21_learning_from_models as ch21
-from scripts.book.instruments import scramble
 from scripts.book.records import load_record, sha256
-from scripts.ch01_attention import subsequent_mask
-from scripts.ch04_encoder_decoder import make_model
-from scripts.ch06_training import BOS, EOS
-from scripts.ch07_multi30k import encode_pairs, pad_rows
+from scripts.ch07_multi30k import encode_pairs
 from scripts.ch21_learning_from_models import (
     back_translated,
     distilled,
-    distinct_candidates,
     risk_of_candidates,
-    sequence_log_probs,
     turned_around,
 )
 from scripts.core.models import DEFAULT_MODEL
@@ -72,34 +64,6 @@ def test_a_distilled_corpus_keeps_sources_order_and_validation(forty_pairs):
 # The risk
 
 
-@pytest.fixture
-def toy(float64):
-    """A model of 6 tokens in double precision."""
-    model = make_model(6, 6, N=1, d_model=16, d_ff=24, h=2, dropout=0.0).eval()
-    scramble(model)
-    return model
-
-
-def test_log_probs_and_their_gradients_are_those_of_each_pair_alone(toy):
-    sources = [[4, 5, EOS], [5, EOS], [4, 4, 5, 5, EOS]]
-    candidates = [[(5, 4, EOS), (EOS,)], [(4, 0, 5, 5)], [(0, 0, EOS), (5, EOS), (1, 2, 4, EOS)]]
-    together = sequence_log_probs(toy, pad_rows(sources), candidates)
-    alone = []
-    for source, texts in zip(sources, candidates, strict=True):
-        for text in texts:
-            tgt = torch.tensor([[BOS, *text[:-1]]])
-            x = toy(torch.tensor([source]), tgt, None, subsequent_mask(len(text)))
-            labels = torch.tensor(text)
-            alone.append(-F.cross_entropy(toy.generator(x[0]), labels, reduction="sum"))
-    alone = torch.stack(alone)
-    torch.testing.assert_close(together, alone)
-    gradients = [
-        torch.autograd.grad(log_probs.sin().sum(), list(toy.parameters()))
-        for log_probs in (together, alone)
-    ]
-    torch.testing.assert_close(*gradients)
-
-
 def test_each_source_has_its_own_denominator(float64):
     logs, marks = torch.randn(9, requires_grad=True), torch.rand(9)
     counts, alpha = [2, 4, 3], 0.4
@@ -111,28 +75,6 @@ def test_each_source_has_its_own_denominator(float64):
     raised = logs + torch.tensor([9.0] * 2 + [-5.0] * 4 + [0.0] * 3)
     torch.testing.assert_close(risk_of_candidates(raised, marks, counts, alpha), risks)
     assert torch.autograd.gradcheck(lambda x: risk_of_candidates(x, marks, counts, alpha), logs)
-
-
-def test_candidates_are_distinct_and_begin_with_the_reference(toy):
-    src, references = pad_rows([[4, 5, EOS], [5, EOS]]), [[5, 4, EOS], [4, EOS]]
-    settings = toy, src, 60, 3
-    candidates = distinct_candidates(*settings, torch.Generator().manual_seed(0), references)
-    alone = distinct_candidates(*settings, torch.Generator().manual_seed(0))
-    for texts, drawn, reference in zip(candidates, alone, references, strict=True):
-        assert texts[0] == tuple(reference)
-        assert len(set(texts)) == len(texts) < 60  # sixty draws, most of them equal
-        assert set(drawn) | {tuple(reference)} == set(texts)
-        assert all(EOS not in text[:-1] and (text[-1] == EOS or len(text) == 3) for text in texts)
-
-
-def test_the_candidates_of_a_source_are_drawn_for_it(toy, monkeypatch):
-    def sources_again(model, src, mask, max_len, generator):
-        return torch.cat((src, torch.arange(len(src)).unsqueeze(1)), dim=1), None
-
-    monkeypatch.setattr(ch21, "cached_sample", sources_again)
-    src = torch.tensor([[4, 4], [5, 5]])
-    candidates = distinct_candidates(toy, src, 2, 3, torch.Generator())
-    assert candidates == [[(4, 4, 0), (4, 4, 1)], [(5, 5, 2), (5, 5, 3)]]
 
 
 # What ships

@@ -225,12 +225,12 @@ def test_probabilities_are_the_softmax(kind):
     torch.manual_seed(7)
     logits = (torch.randn(9, 1000) * torch.logspace(-2, 2, 9)[:, None]).to(KINDS[kind])
     wide, near = logits.double(), 2**-7 if kind == "bf16" else 1e-4
-    log_z = passes.softmax_rows_(logits, torch.float32)
+    log_z = passes.softmax_rows_(logits, 0.0, torch.float32)
     assert_close(log_z.double(), wide.logsumexp(1, keepdim=True), rtol=1e-6, atol=1e-5)
     assert_close(logits.double(), wide.softmax(1), rtol=near, atol=1e-9)
     # What is no number stays none: else no sum would show that a run has diverged.
     odd = torch.tensor([[math.nan, 1.0], [0.0, -math.inf]], dtype=KINDS[kind])
-    assert passes.softmax_rows_(odd, torch.float32).isnan().flatten().tolist() == [True, False]
+    assert passes.softmax_rows_(odd, 0.0, torch.float32).isnan().flatten().tolist() == [True, False]
     assert_close(odd[1].float(), torch.tensor([1.0, 0.0]))
 
 

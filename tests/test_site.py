@@ -167,7 +167,8 @@ def test_chapters_can_be_downloaded_as_they_are(site, book):
 
 def test_the_pages_behind_the_readme_are_there(site, book):
     assert "You are a student." in (site / "index.html").read_text("utf-8")
-    for name in ("setup", "measured", "speedrun", "fixed", "teach", "compared", "contribute"):
+    pages = "setup", "measured", "speedrun", "ladder", "fixed", "teach", "compared", "contribute"
+    for name in pages:
         text = (site / f"docs/{name}.html").read_text("utf-8")
         assert f"docs/{name}.html" in book["index.html"].links and "](" not in text, name
     assert "test_erratum_28" in (site / "docs/fixed.html").read_text("utf-8")

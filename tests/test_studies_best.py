@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from scripts.book.records import ARCHIVE, RESULTS, load_record
 from scripts.ch06_training import EOS, LabelSmoothing
 from scripts.ch07_multi30k import encode_pairs, make_batch
-from scripts.ch21_learning_from_models import risk_of_candidates, sequence_log_probs
+from scripts.ch21_learning_from_models import risk_of_candidates
 from scripts.core.checkpoints import load_tensors, weights
 from scripts.core.data import TrainingData
 from scripts.core.models import load_model
@@ -21,6 +21,7 @@ from scripts.fast.fast import FAST, PLAIN, fast_loss
 from scripts.fast.run import training_of
 from scripts.studies import best, lessons, risk
 from scripts.studies.lessons import LessonConfig, Workshop, diversified, lesson_loss, sound
+from scripts.studies.recipes import sequence_log_probs
 from scripts.studies.risk import RiskTraining, bleu_risks, risk_loss
 
 CRITERION = LabelSmoothing(0.1)

@@ -22,11 +22,17 @@ def test_a_loop_is_four_copies_and_is_cut_behind_the_first(ids, loop):
 
 def test_the_longest_of_the_last_steps_move_and_nothing_is_lost(monkeypatch):
     monkeypatch.setattr(epochs, "LONG", 2)
+    monkeypatch.setattr(epochs, "LAST", 4)
+    monkeypatch.setattr(epochs, "STILL_LATE", 1)
     data = few_pairs()
     steps = [[[i]] for i in range(8)]
-    chosen = epochs.longest(data, steps, 4)
+    long = epochs.longest(data, steps, 4)
     lengths = [epochs.labels_each(data, step) for step in steps[4:]]
-    assert sorted(lengths)[-2:] == sorted(lengths[number - 4] for number in chosen)
-    others = [number for number in range(8) if number not in chosen]
-    expected = [*others[:3], *chosen, *others[3:]]
-    assert epochs.moved(steps, chosen, 3) == [[[number]] for number in expected]
+    assert sorted(lengths)[-2:] == sorted(long.values())
+    orders = epochs.orders_of(data, steps)
+    assert all(sorted(order) == list(range(8)) for order in orders.values())
+    late = slice(min(long), min(long) + 2)
+    for name in ("order 1", "order 2"):
+        assert orders[f"{name}, long steps first"][:2] == [*long]
+        assert orders[f"{name}, long steps late"][late] == [*long]
+    assert orders["three long steps late"][0] == min(long, key=long.get)

@@ -6,11 +6,28 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from scripts.book.instruments import scramble
+from scripts.ch01_attention import subsequent_mask
+from scripts.ch04_encoder_decoder import make_model
+from scripts.ch06_training import BOS, EOS
+from scripts.ch07_multi30k import pad_rows
 from scripts.core.models import Trained
 from scripts.core.settings import build_model
-from scripts.studies import recipes
-from scripts.studies.recipes import ALL, GREEDY, MORE, PART, REVERSE, RISK, SAMPLED, TAUGHT
+from scripts.studies import english, recipes
+from scripts.studies.recipes import (
+    ALL,
+    GREEDY,
+    MORE,
+    PART,
+    REVERSE,
+    RISK,
+    SAMPLED,
+    TAUGHT,
+    distinct_candidates,
+    sequence_log_probs,
+)
 from scripts.studies.rows import part_indices
 from scripts.studies.runner import SWEEP
 
@@ -54,6 +71,16 @@ def test_what_each_row_learns_from(few):
     assert [g for g, _ in pairs[TAUGHT]] == [g for g, _ in people]
     facts = read[TAUGHT][1]
     assert facts["teacher"]["model"] == "sample-de-en" and facts["train_bleu"] > 50
+
+
+def test_counted_english_is_a_distribution_and_interpolates():
+    model = english.Counted([[2, 5, 6, 3], [2, 5, 5, 3]], order=3, vocab=8)
+    for context in [(), (2,), (2, 5), (9, 9), (5, 6)]:
+        assert math.isclose(sum(model.probability(piece, context) for piece in range(8)), 1)
+    # Six pieces follow: 5, 6, 3, 5, 5, 3. Three kinds give up 0.75 each, for all eight.
+    assert math.isclose(model.probability(6, ()), 0.25 / 6 + 3 * 0.75 / 6 / 8)
+    assert model.probability(6, (9,)) == model.probability(6, ())  # a context that never was
+    assert math.isclose(model.nats([2, 5]), -math.log(model.probability(5, (2,))))
 
 
 def test_a_model_that_others_need_is_trained_once(few, monkeypatch):
@@ -112,3 +139,56 @@ def test_minimum_risk_lowers_the_risk_of_its_own_draws(few, novice, monkeypatch)
 
     model = recipes.fine_tuned(novice, some, recipes.minimum_risk(novice, 1), 2e-3, 1)
     assert risk(model) < risk(novice.model)
+
+
+# Candidates and their probabilities
+
+
+@pytest.fixture
+def toy(float64):
+    """A model of 6 tokens in double precision."""
+    model = make_model(6, 6, N=1, d_model=16, d_ff=24, h=2, dropout=0.0).eval()
+    scramble(model)
+    return model
+
+
+def test_log_probs_and_their_gradients_are_those_of_each_pair_alone(toy):
+    sources = [[4, 5, EOS], [5, EOS], [4, 4, 5, 5, EOS]]
+    candidates = [[(5, 4, EOS), (EOS,)], [(4, 0, 5, 5)], [(0, 0, EOS), (5, EOS), (1, 2, 4, EOS)]]
+    together = sequence_log_probs(toy, pad_rows(sources), candidates)
+    alone = []
+    for source, texts in zip(sources, candidates, strict=True):
+        for text in texts:
+            tgt = torch.tensor([[BOS, *text[:-1]]])
+            x = toy(torch.tensor([source]), tgt, None, subsequent_mask(len(text)))
+            labels = torch.tensor(text)
+            alone.append(-F.cross_entropy(toy.generator(x[0]), labels, reduction="sum"))
+    alone = torch.stack(alone)
+    torch.testing.assert_close(together, alone)
+    gradients = [
+        torch.autograd.grad(log_probs.sin().sum(), list(toy.parameters()))
+        for log_probs in (together, alone)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_candidates_are_distinct_and_begin_with_the_reference(toy):
+    src, references = pad_rows([[4, 5, EOS], [5, EOS]]), [[5, 4, EOS], [4, EOS]]
+    settings = toy, src, 60, 3
+    candidates = distinct_candidates(*settings, torch.Generator().manual_seed(0), references)
+    alone = distinct_candidates(*settings, torch.Generator().manual_seed(0))
+    for texts, drawn, reference in zip(candidates, alone, references, strict=True):
+        assert texts[0] == tuple(reference)
+        assert len(set(texts)) == len(texts) < 60  # sixty draws, most of them equal
+        assert set(drawn) | {tuple(reference)} == set(texts)
+        assert all(EOS not in text[:-1] and (text[-1] == EOS or len(text) == 3) for text in texts)
+
+
+def test_the_candidates_of_a_source_are_drawn_for_it(toy, monkeypatch):
+    def sources_again(model, src, mask, max_len, generator):
+        return torch.cat((src, torch.arange(len(src)).unsqueeze(1)), dim=1), None
+
+    monkeypatch.setattr(recipes, "cached_sample", sources_again)
+    src = torch.tensor([[4, 4], [5, 5]])
+    candidates = distinct_candidates(toy, src, 2, 3, torch.Generator())
+    assert candidates == [[(4, 4, 0), (4, 4, 1)], [(5, 5, 2), (5, 5, 3)]]

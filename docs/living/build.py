@@ -43,7 +43,7 @@ from scripts.core.models import DEFAULT_MODEL, Trained, load_model
 from scripts.core.settings import TrainConfig
 from scripts.corpora.captions import aligned_pairs
 from scripts.corpora.load import load_corpus
-from scripts.fast.export import graph_config, save_graphs, step_example
+from scripts.fast.export import graph_config, need_packages, save_graphs, step_example
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = HERE.parent  # holds package-lock.json, and node_modules once they are installed
@@ -261,6 +261,7 @@ def write_worker(folder: Path) -> None:
 
 def build(model: Path, folder: Path) -> None:
     """Write `model`'s page into `folder`, made anew; ValueError if that holds something else."""
+    need_packages("onnx", "onnxscript")
     trained = load_model(model, "cpu")
     if folder.exists() and not (folder / "ort").is_dir() and any(folder.iterdir()):
         raise ValueError(f"{folder} holds something else: name an empty or a new folder")

@@ -2,8 +2,8 @@
 
 `Aleni goralka gura velis rolal.`: The girl carried an apple to the big horse. The verb is last and
 an adjective follows its noun; a noun's endings say how many there are, and who does what to whom.
-Negation, and objects that come first, are made only on demand. Its code is qru: ISO 639 keeps qaa
-to qtz for what has no other.
+Negation, objects that come first, and only definite objects are made on demand. Its code is qru:
+ISO 639 keeps qaa to qtz for what has no other.
 """
 
 import random
@@ -16,7 +16,7 @@ from scripts.book.command import Command
 from scripts.book.files import write_whole
 
 Pair = tuple[str, str]
-Construction = Literal["plain", "negation", "object first"]
+Construction = Literal["plain", "negation", "object first", "definite"]
 
 # Nouns: Ruvel, English, and the English plural unless it is made with -s.
 BEINGS = "selu woman women, torak man men, mine child children, aleni girl, ruvad teacher"
@@ -109,7 +109,7 @@ def sentence(rng: random.Random, construction: Construction) -> Pair:
         middle, english_end = [adjective], [english_adjective]
     if kind in ("meeting", "handling", "giving"):
         things = (BEINGS, DESCRIBING_BEINGS) if kind == "meeting" else (THINGS, DESCRIBING_THINGS)
-        known = object_first or rng.random() < 0.5
+        known = object_first or construction == "definite" or rng.random() < 0.5
         thing, english_thing = some_object(rng, *things, known)
         middle, english_end = [thing], [english_thing]
     if kind == "giving":
@@ -135,7 +135,8 @@ def ruvel_pairs(
 ) -> list[Pair]:
     """`count` different pairs of a Ruvel sentence and its English, by `seed`.
 
-    "plain" ones have no negation (`nok` before the verb), and their object follows the subject.
+    "plain" ones have no negation (`nok` before the verb), and their object follows the subject; so
+    do "definite" ones, of which each object has its ending.
     """
     rng, pairs = random.Random(f"{construction}:{seed}"), {}
     while len(pairs) < count:

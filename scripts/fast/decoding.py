@@ -33,7 +33,6 @@ from scripts.fast.kernels import (
 )
 
 PATH = FastPath(replace(FAST, compiled=False))  # its C is for many rows, and gradients
-FEW = 32  # rows: below, PyTorch's plain product is faster than oneDNN's, which has more to set up
 
 
 class Packed:
@@ -63,7 +62,7 @@ class Packed:
     def many(self, x: Tensor, norm: nn.Module | None, more: Tensor | None, relu: bool) -> Tensor:
         """The same for any number of rows."""
         x = x if norm is None else PATH.norm(norm, x)
-        if self.onednn and x.size(0) > FEW:
+        if self.onednn and x.size(0) > 1:  # for one row PyTorch's plain product is faster
             pointwise, after = torch.ops.mkldnn._linear_pointwise, "relu" if relu else "none"
             if more is not None:
                 return pointwise.binary(x, more, self.weight, self.bias, "add")

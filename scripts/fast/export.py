@@ -4,17 +4,19 @@ The graphs themselves, and what the other programs' names mean, are in chapter 1
 """
 
 import importlib.util
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from scripts.book.instruments import dropout_off
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import BOS, EOS, PAD, UNK
 
@@ -48,6 +50,14 @@ def colleagues_example(model: EncoderDecoder) -> dict[str, Any]:
     return inputs | {"position": int(inputs["position"])}  # the slip: a number, and no tensor
 
 
+class ModelPart(nn.Module):
+    """A part of what a translator computes, as a module that can be exported; it keeps `model`."""
+
+    def __init__(self, model: EncoderDecoder):
+        super().__init__()
+        self.model = model
+
+
 @contextmanager
 def quiet_exporter() -> Iterator[None]:
     """While it lasts, PyTorch's exporter logs nothing, and is silent about two things.
@@ -64,6 +74,19 @@ def quiet_exporter() -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def refused(shows: str) -> Iterator[None]:
+    """The exporter must refuse what is inside; prints the sentence of its message with `shows`."""
+    try:
+        with quiet_exporter(), redirect_stderr(io.StringIO()):  # it would print the whole graph
+            yield
+    except Exception as error:
+        line = next(line for line in str(error).split("\n") if shows in line)
+        print("refused:", line.strip("- ").split(". ")[0])
+    else:
+        raise AssertionError("the exporter took it")
 
 
 def graph_config(model: EncoderDecoder) -> dict[str, int]:
@@ -117,3 +140,14 @@ def graph_function(graph: Path | bytes) -> Callable[..., list[np.ndarray]]:
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     names = {part.name for part in session.get_inputs()}
     return lambda **arrays: session.run(None, {n: arrays[n] for n in arrays if n in names})
+
+
+def module_function(module: nn.Module) -> Callable[..., list[np.ndarray]]:
+    """A module, its dropout off, as a function of named arrays, like a graph's `graph_function`."""
+
+    def call(**arrays: np.ndarray) -> list[np.ndarray]:
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        with torch.no_grad(), dropout_off(module):
+            return [output.numpy() for output in module(**tensors)]
+
+    return call

@@ -8,7 +8,7 @@ textbook's way and timed alone. It trains; `fast.decoding` decodes.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -105,6 +105,17 @@ class LinearProduct(Function):
         # The same product either way; it is quicker with the wider factor in front.
         by_weight = (x.T @ grad).T if grad.size(1) < x.size(1) else grad.T @ x
         return by_x, by_weight.to(ctx.kind), grad.sum(0).to(ctx.kind), None
+
+
+@cache
+def loss_in_chunks(onednn: bool, in_c: bool) -> type[LinearCrossEntropy]:
+    """Chapter 12's loss, with oneDNN's products and the softmax in C, if asked."""
+
+    class Loss(LinearCrossEntropy):
+        product = staticmethod(partial(affine, onednn=onednn))
+        softmax_ = staticmethod(passes.softmax_rows_ if in_c else softmax_)
+
+    return Loss
 
 
 class FastPath:
@@ -309,9 +320,8 @@ class FastPath:
         if self.switches.loss == "textbook" or not torch.is_grad_enabled():
             return criterion(self.linear(proj, x), labels)
         chunk = max(1, BYTES_AT_ONCE // (len(proj.weight) * x.element_size()))  # rows
-        overwrite = passes.softmax_rows_ if self.in_c(x) else softmax_
-        options = (criterion.smoothing, chunk, self.switches.onednn, overwrite)
-        return LinearCrossEntropy.apply(x, proj.weight, proj.bias, labels, *options)
+        loss = loss_in_chunks(self.switches.onednn, self.in_c(x))
+        return loss.apply(x, proj.weight, proj.bias, labels, criterion.smoothing, chunk)
 
 
 FAST_PATH = FastPath()

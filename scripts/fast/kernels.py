@@ -17,8 +17,9 @@ from scripts.ch13_decoding_fast import best_logits
 from scripts.fast import compiled
 from scripts.fast.compiled import LANES, P, fields
 
-MOST_ROWS, MOST_ROWS_OF_BYTES = 8, 32  # that count as few: for more, other products are faster
-MOST_NUMBERS = 65536  # in few rows
+# How many rows, and how many numbers in them, count as few: for more, other products are faster.
+MOST_ROWS, MOST_NUMBERS = 8, 8192
+MOST_ROWS_OF_BYTES, MOST_BYTES = 32, 131072
 
 # In what follows C gets addresses, so Python must keep the tensors alive: `held` does.
 
@@ -141,11 +142,11 @@ class Map(ctypes.Structure):
         """
         (D, F), sums = table.shape, None
         if units is None:
-            fits, most = D % 4 == 0, MOST_ROWS
+            fits, most, numbers = D % 4 == 0, MOST_ROWS, MOST_NUMBERS
         else:
-            fits, most = D % 8 == 0 and F % 16 == 0, multiplies_bytes()
+            fits, most, numbers = D % 8 == 0 and F % 16 == 0, multiplies_bytes(), MOST_BYTES
         if most <= MOST_ROWS_OF_BYTES:
-            most = min(most, MOST_NUMBERS // max(D, F))
+            most = min(most, numbers // max(D, F))
         self.most = most if fits and takes(bias) else 0
         if self.most and units is not None:
             sums = table.sum(0, dtype=torch.int32)

@@ -162,12 +162,14 @@ static inline float softmax(float *x, int64_t n) {
     return most + logf(sum);
 }
 
-/* Overwrites each row of z (N, V) with its softmax; log_z (N,) gets log Σ e^z. */
-void probabilities(void *z, int64_t half, int64_t N, int64_t V, float *log_z, int64_t threads) {
+/* Overwrites each row of z (N, V) with its softmax less `minus`; log_z (N,) gets log Σ e^z. */
+void probabilities(void *z, int64_t half, int64_t N, int64_t V, const float *minus, float *log_z,
+                   int64_t threads) {
     PARALLEL for (int64_t i = 0; i < N; i++) {
         float room[V];
         float *row = (float *)get(z, half, i * V, V, room);
         log_z[i] = softmax(row, V);
+        SIMD for (int64_t j = 0; j < V; j++) row[j] -= *minus;
         if (half) put(row, half, i * V, V, z);
     }
 }

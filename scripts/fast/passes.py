@@ -172,8 +172,8 @@ class Attend(Function):
         return *by, None, None, None, None
 
 
-def softmax_rows_(logits: Tensor, wide: torch.dtype) -> Tensor:
-    """Overwrite logits z (n, V) with their softmax; return log Σ exp z of each row, (n, 1)."""
+def softmax_rows_(logits: Tensor, minus: float, kind: torch.dtype) -> Tensor:
+    """Overwrite logits z (n, V) with softmax(z) − minus; to log Σ exp z, (n, 1), in `kind`."""
     log_z = torch.empty(len(logits), 1, dtype=torch.float32)  # as C writes it
-    pass_over("probabilities", logits, logits.dtype == BF16, *logits.shape, log_z)
-    return log_z.to(wide)
+    pass_over("probabilities", logits, logits.dtype == BF16, *logits.shape, minus, log_z)
+    return log_z.to(kind)

@@ -14,9 +14,10 @@ from scripts.ch06_training import BOS, EOS
 from scripts.ch08_decoding import Hypothesis, drawer, dropout_off, hypothesis
 from scripts.ch13_decoding_fast import PACK_AT, close_gaps, hope, write_and_leave
 from scripts.fast.decoding import CachedDecoding
-from scripts.fast.kernels import MOST_ROWS, best_of_rows
+from scripts.fast.kernels import best_of_rows
 
 ROWS_NEAR = 128  # prefixes whose logits are computed and used together
+SCREEN_FROM = 4  # rows: with fewer the whole product is as fast as the screen
 
 
 def best_next(decoding: CachedDecoding, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -29,7 +30,7 @@ def best_next(decoding: CachedDecoding, x: Tensor, k: int) -> tuple[Tensor, Tens
 def likeliest(decoding: CachedDecoding, x: Tensor) -> tuple[Tensor, None]:
     """The choice of greedy decoding: last positions x (N, D) to tokens (N,)."""
     model = decoding.model
-    if len(x) > MOST_ROWS and model.screen is not None:
+    if len(x) >= SCREEN_FROM and model.screen is not None:
         return model.screen.largest(x), None
     return best_of_rows(decoding.logits(x), 1, total=False)[1].squeeze(1), None
 

@@ -3,12 +3,13 @@
 The training of `models/multi30k-de-en` is repeated, and the weights of all epochs are kept. Each
 translates the validation split. Now and then BLEU falls although both losses fall. Suspects: the
 choice of captions (an interval), greedy search (a beam beside it), texts that repeat themselves
-(cut where they begin to), dropout's luck (other draws), and the batches just before (the same ones
-in other orders). The epoch with the deepest fall is repeated, and looked at every few steps.
+(cut where they begin to), and the steps just before. The epoch with the deepest fall is repeated,
+with a look every few steps; then with its last long steps late or first, among the others in three
+orders, each with three draws of dropout.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -39,8 +40,10 @@ SETTLED = 5  # from this epoch on a fall of BLEU counts as one
 COPIES, LONGEST = 4, 12  # a loop: so many copies, one after the other, of at most so many pieces
 RECENT = 10  # steps: as far back as Adam's mean of gradients remembers
 BEFORE, BEYOND, EVERY = 60, 30, 5  # steps around the end of the epoch that is looked at
-ORDERS = (1, 2)
-LONG = 5  # steps with long sentences that a control moves
+ORDERS = (1, 2)  # seeds that shuffle the steps which a control doesn't move
+LAST, LONG = 20, 5  # of an epoch's last steps, those with long sentences that a control moves
+STILL_LATE = 3  # of these, as many as the control leaves late that moves the others
+DRAWS = (None, 1, 2)  # of dropout: the training's own, and two others
 EXAMPLES = 5
 
 Ids = Sequence[int]
@@ -154,11 +157,12 @@ class Epochs:
         epoch: int,
         looks: Sequence[int],
         dropout: int | None = None,
-        order: Callable[[list], list] = list,
+        order: Sequence[int] | None = None,
     ) -> list[dict[str, float]]:
         """Train again from that epoch's start, and judge after each number of steps in `looks`.
 
-        `dropout` is a seed for other draws; `order` puts the epoch's steps in another order.
+        `dropout` is a seed for other draws; `order` has the numbers of the epoch's steps, if they
+        come in another one.
         """
         folder, data = self.folder / "replay", self.data
         folder.mkdir(exist_ok=True)
@@ -167,8 +171,10 @@ class Epochs:
         state = (self.folder / f"after-{epoch - 1:03d}.safetensors").read_bytes()
         write_whole(folder / STATE.format(0), state)
         training = training_of(CONFIG, data, folder, resume=True)
-        plan = training.plan
-        training.plan = lambda number: (order if number == epoch else list)(plan(number))
+        if order is not None:
+            plan = training.plan
+            ordered = [plan(epoch)[number] for number in order]
+            training.plan = lambda number: ordered if number == epoch else plan(number)
         if dropout is not None:
             torch.manual_seed(dropout)
         training.load()
@@ -189,23 +195,34 @@ class Epochs:
         return rows
 
 
-def shuffled(seed: int) -> Callable[[list], list]:
-    """An order by chance."""
-    return lambda steps: random.Random(seed).sample(steps, len(steps))
+def longest(data: TrainingData, steps: list, among: int) -> dict[int, float]:
+    """Of the last `among` steps, the numbers of the `LONG` with the longest sentences, in order.
+
+    Each number, from 0, comes with the mean number of labels of the step's sentences.
+    """
+    lengths = {n: labels_each(data, steps[n]) for n in range(len(steps))[-among:]}
+    chosen = sorted(lengths, key=lengths.get)[-LONG:]
+    return {number: lengths[number] for number in sorted(chosen)}
 
 
-def longest(data: TrainingData, steps: list, among: int) -> list[int]:
-    """Of the last `among` steps, the numbers of the `LONG` with the longest sentences, in order."""
-    by_length = sorted(
-        range(len(steps))[-among:], key=lambda number: labels_each(data, steps[number])
-    )
-    return sorted(by_length[-LONG:])
+def moved(numbers: Sequence[int], chosen: Collection[int], place: int) -> list[int]:
+    """The chosen numbers together at `place` among the others, which stay in their order."""
+    others = [number for number in numbers if number not in chosen]
+    return [*others[:place], *sorted(chosen), *others[place:]]
 
 
-def moved(steps: list, chosen: Sequence[int], place: int) -> list:
-    """The chosen steps together at `place` among the others, which stay in their order."""
-    others = [step for number, step in enumerate(steps) if number not in chosen]
-    return others[:place] + [steps[number] for number in chosen] + others[place:]
+def orders_of(data: TrainingData, steps: list) -> dict[str, list[int]]:
+    """The orders that an epoch is repeated in: the numbers of its steps, each of them once."""
+    long, numbers = longest(data, steps, LAST), range(len(steps))
+    late, shorter = min(long), sorted(long, key=long.get)[: LONG - STILL_LATE]
+    orders = {"as they came": [*numbers], "long steps first": moved(numbers, long, 0)}
+    for seed in ORDERS:
+        order = random.Random(seed).sample(numbers, len(numbers))
+        orders[f"order {seed}, long steps late"] = moved(order, long, late)
+        orders[f"order {seed}, long steps first"] = moved(order, long, 0)
+    orders["five others first"] = moved(numbers, range(late - LONG, late), 0)
+    orders["three long steps late"] = moved(numbers, shorter, 0)
+    return orders
 
 
 def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
@@ -217,31 +234,23 @@ def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     before, after = (texts(data, of_epoch) for of_epoch in ids.values())
     chance = paired_difference(sentence_parts((before, after), [target for _, target in pairs]))
     beams = {e: judged(data, translated(run.after(e), data, beam=5)) for e in ids}
-    steps = len(run.training.plan(epoch))
+    plan, next_plan = run.training.plan(epoch), run.training.plan(epoch + 1)
+    steps, long = len(plan), longest(data, plan, LAST)
     near = range(steps - BEFORE, steps + BEYOND + 1, EVERY)
-    long = longest(data, run.training.plan(epoch), 20)
-    before_long = range(long[0] - LONG, long[0])
+    late = moved(range(steps), longest(data, next_plan, steps), min(long))
 
-    def late(steps: list) -> list:  # the longest of all, as late as they were in that epoch
-        return moved(steps, longest(data, steps, len(steps)), long[0])
+    def draws(epoch: int, order: Sequence[int]) -> list[dict[str, float]]:
+        return [run.replay(epoch, [steps], draw, order)[0] for draw in DRAWS]
 
-    controls = {
-        "other dropout": {"dropout": 1},
-        "its long steps first": {"order": lambda steps: moved(steps, long, 0)},
-        "as many before them first": {"order": lambda steps: moved(steps, before_long, 0)},
-    }
-    for seed in ORDERS:
-        order = shuffled(seed)
-        controls[f"order {seed}"] = {"order": order}
-        controls[f"order {seed}, long steps late"] = {"order": lambda s, o=order: late(o(s))}
     grown = sorted(range(len(pairs)), key=lambda i: len(ids[epoch][i]) - len(ids[epoch - 1][i]))
     return {
         "epoch": epoch,
         "difference": {k: round(getattr(chance, k), 4) for k in ("difference", "low", "high", "p")},
         "by a beam of 5": beams,
         "step by step": run.replay(epoch, near),
-        "controls": {name: run.replay(epoch, [steps], **c)[0] for name, c in controls.items()},
-        "next epoch, long steps late": run.replay(epoch + 1, [steps], order=late)[0],
+        "long_steps": {number + 1: round(length, 1) for number, length in long.items()},
+        "controls": {name: draws(epoch, order) for name, order in orders_of(data, plan).items()},
+        "next epoch, longest steps late": draws(epoch + 1, late),
         "examples": [
             {
                 "source": pairs[i][0],

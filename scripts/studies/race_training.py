@@ -292,12 +292,13 @@ def code_lines(piece: Any) -> int:
 
 
 def stair_contenders() -> dict[str, Contender]:
-    """Chapter 12's staircase from the bottom up, and its last step again; on one thread."""
+    """Chapter 12's staircase from the bottom up, and two controls; on one thread."""
     stair, stairs = Contender(threads=1), {}
     for name, (change, switches, _) in STAIRS.items():
         how = replace(stair.how or PLAIN, **switches) if switches else stair.how
         stair = stairs[name] = replace(stair, **change, how=how)
-    return stairs | {"the same again": stair}
+    alone = replace(stairs["memory kept"], how=PLAIN)  # the textbook's operations, from fast.py
+    return stairs | {"the fast path, all off": alone, "the same again": stair}
 
 
 def race_stairs(rounds: int = 7) -> dict[str, Any]:

@@ -23,10 +23,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from scripts import ROOT, runs_folder
 from scripts import ch21_learning_from_models as ch21
 from scripts.book.records import sha256
+from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder
-from scripts.ch06_training import LabelSmoothing
+from scripts.ch06_training import BOS, LabelSmoothing
 from scripts.ch07_multi30k import Example, encode_pairs, make_batch, pad_rows
+from scripts.ch08_decoding import until_end
 from scripts.ch10_judging import tokens_13a
 from scripts.ch19_ablations import STUDY, StudyRow
 from scripts.core.data import TrainingData
@@ -34,6 +36,7 @@ from scripts.core.models import Trained, load_model
 from scripts.core.optimizers import make_optimizer
 from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.core.settings import TrainConfig
+from scripts.fast.searching import cached_sample
 from scripts.fast.translating import DecodeOptions, translate
 from scripts.studies.rows import (
     data_of,
@@ -139,6 +142,53 @@ def kept_model(setting: Mapping[str, Any], row: str, lr: float, seed: int) -> Tr
 # Fine-tuning.
 
 
+def sequence_log_probs(
+    model: EncoderDecoder, src: Tensor, candidates: Sequence[Sequence[Sequence[int]]]
+) -> Tensor:
+    """log P of every candidate given its source, by teacher forcing: (N,), with its gradient.
+
+    src (B, S); `candidates` holds for each source the ids of its texts, eos included where they
+    end.
+    """
+    counts = torch.tensor([len(texts) for texts in candidates], device=src.device)  # (B,)
+    owner = torch.arange(len(src), device=src.device).repeat_interleave(counts)  # (N,)
+    rows = [list(text) for texts in candidates for text in texts]
+    ids = pad_rows(rows).to(src.device)  # (N, T)
+    lengths = torch.tensor([len(row) for row in rows], device=src.device)  # (N,)
+    real = torch.arange(ids.size(1), device=src.device) < lengths.unsqueeze(1)  # (N, T)
+    tgt = torch.cat((torch.full_like(ids[:, :1], BOS), ids[:, :-1]), dim=1)  # (N, T)
+    src_mask = padding_mask(src)  # (B, 1, S)
+    memory = model.encode(src, src_mask)[owner]  # (N, S, D): each source is encoded once
+    # Padding comes last, so the causal mask hides it from all that counts.
+    causal = subsequent_mask(tgt.size(1), src.device)
+    x = model.decode(memory, src_mask[owner], tgt, causal)  # (N, T, D)
+    log_probs = model.generator(x[real]).log_softmax(dim=-1)  # (M, V), of the M real tokens
+    chosen = log_probs.gather(-1, ids[real].unsqueeze(-1)).squeeze(-1)  # (M,)
+    return chosen.new_zeros(len(rows)).index_add(0, real.nonzero()[:, 0], chosen)
+
+
+def distinct_candidates(
+    model: EncoderDecoder,
+    src: Tensor,
+    count: int,
+    max_len: int,
+    generator: torch.Generator,
+    references: Sequence[Sequence[int]] | None = None,
+) -> list[list[tuple[int, ...]]]:
+    """The different texts of `count` draws for each source of src (B, S); a reference comes first.
+
+    Ids without bos, and with eos where a text ended within `max_len`. Drawn from the model as it
+    is: temperature 1, without dropout.
+    """
+    wide = src.repeat_interleave(count, dim=0)  # (B·count, S)
+    ids, _ = cached_sample(model, wide, padding_mask(wide), max_len, generator=generator)
+    drawn = [tuple(until_end(row)) for row in ids.tolist()]
+    found = [drawn[i : i + count] for i in range(0, len(drawn), count)]
+    if references is not None:
+        found = [[tuple(r), *texts] for r, texts in zip(references, found, strict=True)]
+    return [list(dict.fromkeys(texts)) for texts in found]  # each once, in the order of appearance
+
+
 def minimum_risk(trained: Trained, seed: int) -> TuningLoss:
     """A loss for `fine_tuned`: the mean risk of freshly drawn candidates (Shen et al. 2016)."""
     tokenizer, generator = trained.tokenizer, torch.Generator().manual_seed(seed)
@@ -147,12 +197,12 @@ def minimum_risk(trained: Trained, seed: int) -> TuningLoss:
         src = pad_rows([example.src for example in examples])  # (B, S)
         limit = min(MAX_LEN, src.size(1) + 10)
         references = [example.tgt[1:] for example in examples]
-        candidates = ch21.distinct_candidates(model, src, CANDIDATES, limit, generator, references)
+        candidates = distinct_candidates(model, src, CANDIDATES, limit, generator, references)
         risks: list[float] = []
         for texts, example in zip(candidates, examples, strict=True):
             reference = tokenizer.decode(example.tgt)
             risks += ch21.chrf_risks([tokenizer.decode(ids) for ids in texts], reference)
-        log_probs = ch21.sequence_log_probs(model, src, candidates)  # (N,)
+        log_probs = sequence_log_probs(model, src, candidates)  # (N,)
         counts = [len(texts) for texts in candidates]
         of_sources = ch21.risk_of_candidates(
             log_probs, log_probs.new_tensor(risks), counts, SHARPNESS

@@ -20,29 +20,31 @@ GAINS = {  # title, name of the axis, caption
     "blocks": (
         "Blocks save more in a large vocabulary, and the fewer we want",
         "logits in a row",
-        "Time of torch.topk over that of best_logits, for 32 rows. Where a row has fewer than 64 "
-        "logits for each one wanted, best_logits is topk.",
+        "Time of torch.topk over that of best_logits, for 32 rows. Where the blocks of 64 would be "
+        "half of the row or more, best_logits is topk.",
     ),
     "screen": (
-        "With a proof 8 bits gain more for many rows",
+        "With a proof 8 bits make 1 row {0:.1f} times as fast, 128 rows {1:.1f} times",
         "rows of the step",
-        "Time of oneDNN's product in 32 bits, and finding its largest, over the same in 8 bits.",
+        "Time of the product in 32 bits, and finding its largest, over the same in 8 bits.",
     ),
 }
 
 
-def waterfall_chart(gains: Mapping[str, float], controls: Sequence[float]) -> alt.TopLevelMixin:
+def waterfall_chart(
+    gains: Mapping[str, float], total: float, controls: Sequence[float]
+) -> alt.TopLevelMixin:
     """What each change gains on top of those before it: {change: ratio}; the cache first."""
     cache, *others, eight = gains.values()
-    total, low, high = math.prod(gains.values()), min(controls), max(controls)
-    frame = pd.DataFrame({"change": [*gains, "together", "control"]})
-    frame["to"] = [*itertools.accumulate(gains.values(), operator.mul), total, total * high]
-    frame["from"] = [1, *frame["to"][: len(gains) - 1], 1, total * low]
+    low, high = min(controls), max(controls)
+    frame = pd.DataFrame({"change": [*gains, "first against last", "control"]})
+    frame["to"] = [*itertools.accumulate(gains.values(), operator.mul), total, high]
+    frame["from"] = [1, *frame["to"][: len(gains) - 1], 1, low]
     labels = [f"×{ratio:.{1 if ratio > 1.95 else 2}f}" for ratio in (*gains.values(), total)]
     frame["label"] = [*labels, f"×{low:.2f} to ×{high:.2f}"]
     frame = rounded(frame)
     x = alt.X("from:Q", title="times as fast as computing every prefix anew")
-    x = x.scale(domain=[1, 2.2 * frame["to"].max()], **LOG)
+    x = x.scale(domain=[0.9 * low, 2.2 * frame["to"].max()], **LOG)
     x = x.axis(values=[1, 2, 4, 8, 16, 32], format="d")
     base = alt.Chart(frame).encode(bar_axis("change", frame["change"].tolist()))
     color = alt.when(alt.FieldOneOfPredicate("change", [*gains])).then(alt.value(PALETTE[0]))
@@ -55,7 +57,8 @@ def waterfall_chart(gains: Mapping[str, float], controls: Sequence[float]) -> al
         f"A cache makes it {cache:.1f} times as fast, all else exact {math.prod(others):.1f} "
         f"times, 8 bits {eight:.1f} times",
         "Greedy search for 64 captions, one thread. Each bar is one change; it begins where the "
-        "last one ends, on an axis of factors. Control: ways against themselves.",
+        "last one ends, on an axis of factors. Control: ways against themselves; a bar within it "
+        "says nothing.",
     )
 
 
@@ -64,6 +67,8 @@ def gains_chart(name: str, gains: Mapping[str, Mapping[int, float]]) -> alt.TopL
     title, axis, caption = GAINS[name]
     frame = long(gains, "part", "size", "ratio")
     sizes = sorted(frame["size"].unique().tolist())
+    low, high = min(gains["control"].values()), max(gains["control"].values())
+    *_, part, _ = gains.values()
     x = alt.X("size:Q", title=axis).scale(domain=[sizes[0], sizes[-1]], base=2, padding=12, **LOG)
     x = x.axis(values=sizes, grid=False, format=",")
     ends = [0.9 * min(0.9, frame["ratio"].min()), 1.1 * frame["ratio"].max()]
@@ -75,17 +80,17 @@ def gains_chart(name: str, gains: Mapping[str, Mapping[int, float]]) -> alt.TopL
         alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=GREY).encode(y),
         alt.Chart(rounded(frame)).mark_line(point={"filled": True, "size": 45}).encode(x, y, color),
     ]
-    low, high = min(gains["control"].values()), max(gains["control"].values())
     caption += f" Below 1 it loses; within the control's range, {low:.2f} to {high:.2f}, it says "
     caption += "nothing."
-    return titled(alt.layer(*layers).properties(width=480, height=230), title, caption)
+    chart = alt.layer(*layers).properties(width=480, height=230)
+    return titled(chart, title.format(part[sizes[0]], part[sizes[-1]]), caption)
 
 
 def tree_chart(
     races: Mapping[str, Mapping[tuple[int, int], tuple[float, float]]],
 ) -> alt.TopLevelMixin:
     """Maps over beams and lengths, {attention: (gain, control)}: copying's time over the tree's."""
-    look = {"scheme": "diverging", "domain": (-1, 1), "cell": (46, 36), "value_title": "ratio − 1"}
+    look = {"scheme": "diverging", "domain": (-1, 1), "cell": (46, 36)}
     look |= {"row_title": "tokens of each prefix", "column_title": "beam"}
     maps, controls = [], []
     for name, race in races.items():
@@ -94,10 +99,11 @@ def tree_chart(
         table = ratios["gain"].unstack(level=0)  # lengths by beams
         texts = table.apply(lambda column: column.map("{:.2f}".format)).to_numpy()
         chart = heatmap(table.to_numpy() - 1, table.index, table.columns, texts=texts, **look)
+        chart.layer[0].encoding.color.legend = None  # the cells say it
         maps.append(chart.properties(title=name))
     return titled(
         alt.hconcat(*maps),
-        "Copying wins only for wide beams, and where strangers are multiplied",
+        "Copying wins only for wide beams, if attention multiplies strangers' keys, too",
         "How many times as long copying takes as the tree. Blue: the tree is faster; brown: "
         f"copying is. Controls, one for each cell, show what chance does: {min(controls):.2f} to "
         f"{max(controls):.2f}.",
@@ -153,20 +159,21 @@ def bound_chart(rough: Tensor, exact: Tensor, error: float) -> alt.TopLevelMixin
     color = colored("token", fates, sort=list(fates), title=None)
     limit = alt.Chart(pd.DataFrame({"x": [round(floor, 3)]}))
     base = alt.Chart(frame).encode(y, color)
-    dots = base.mark_point(filled=True, size=55, opacity=1)
+    dots = base.mark_point(filled=True, size=22, opacity=1)
     layers = [
         limit.mark_rule(strokeDash=[4, 4]).encode(x["x"]),
         base.mark_rule(strokeWidth=3).encode(x["low"], x2="high:Q"),
-        base.mark_tick(thickness=3, size=12).encode(x["coarse"]),
+        base.mark_tick(thickness=2, size=17).encode(x["coarse"]),
         dots.encode(x["exact"], color=alt.value(PALETTE[1])),
     ]
     able = (frame["token"] == "may win").sum()
     return titled(
         alt.layer(*layers).properties(width=480, height=alt.Step(20)),
         "The second-best coarse token is the largest, and the bound keeps it",
-        "A row whose best coarse token is wrong. Bar: where the exact value must lie. Orange dot: "
-        "where it does. A bar that ends left of the dashed line can't hold the largest, as the "
-        f"first bar lies wholly to the right of it: {able} of {len(rough):,} tokens may win.",
+        "A row whose best coarse token is wrong. Tick: coarse value. Orange dot: exact value. Bar: "
+        "where the bound lets it lie. A bar that ends left of the dashed line can't hold the "
+        "largest, as the first bar lies wholly to the right of it: "
+        f"{able} of {len(rough):,} tokens may win.",
     )
 
 
@@ -220,7 +227,7 @@ def pace_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     ]
     return titled(
         alt.layer(*layers).properties(width=420, height=alt.Step(18)),
-        "In 8 bits with a beam 1.2 times as fast, else within 7%",
+        "In 8 bits with a beam 1.2 times as fast; other medians within 7%",
         "Median and range of five rounds, on two threads. Right of the line ours is faster. No "
         "control ran; chapter 12's spreads by a few percent.",
     )

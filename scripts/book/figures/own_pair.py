@@ -49,22 +49,23 @@ def alignment(
 
 
 def actors_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
-    """Who acts in the outputs, by what stands first in the source and by its order; a point a run.
+    """Who acts in the outputs, by what the object is and by the source's order; a point a run.
 
-    `runs` have under "who acts" a share for each order, what stands first, and who acts.
+    `runs` have under "who acts" a share for each order, what the object is, and who acts.
     """
     rows = [
-        {"order": order, "first": f"{first} comes first", "acts": acts, "share": 100 * share}
+        {"order": order, "object": f"the object is {what}", "share": 100 * share}
+        | {"acts": acts.replace("first noun", "object")}  # which stands first in "object first"
         for run in runs
         for order, table in run["who acts"].items()
-        for first, shares in table.items()
+        for what, shares in table.items()
         for acts, share in shares.items()
     ]
     frame = pd.DataFrame(rows)
-    moved = frame[frame["order"] == "object first"].groupby(["first", "acts"])["share"].mean()
-    being, thing = (moved[f"{first} comes first"] for first in ("a being", "a thing"))
+    moved = frame[frame["order"] == "object first"].groupby(["object", "acts"])["share"].mean()
+    being, thing = (moved[f"the object is {what}"] for what in ("a being", "a thing"))
     top = being.idxmax(), thing.idxmax()
-    if top != ("the first noun", "a stranger"):
+    if top != ("the object", "a stranger"):
         raise ValueError(f"others act: {top}")
     y = alt.Y("acts:N", title=None, sort=frame["acts"].unique().tolist())
     x = alt.X("share:Q", title="outputs (%)").scale(domain=[0, 100])
@@ -76,13 +77,13 @@ def actors_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
             x,
             y,
             colored("order", colors, title="the sentence"),
-            column=alt.Column("first:N", title=None),
+            column=alt.Column("object:N", title=None),
         )
     )
     return titled(
         points.properties(width=250, height=120),
-        f"If a being comes first, it acts ({being.max():.0f}%); if a thing does, a stranger acts "
-        f"({thing.max():.0f}%)",
+        f"An object that comes first acts if it is a being ({being.max():.0f}%); if a thing, a "
+        f"stranger acts ({thing.max():.0f}%)",
         f"A mark is one of {len(runs)} seeds. Usual order: the same words, with the object before "
         "the verb.",
     )
@@ -118,8 +119,8 @@ def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
 def repeats_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     """What a mixed training teaches, by the copies of each new sentence in it.
 
-    Lines join the means of the runs, each of which is a point. The title says from how many copies
-    on nine outputs of ten say "not", and how many are right there and with the most copies.
+    Lines join the means of the runs, each of which is a point. The title says with how many copies
+    nine outputs of ten say "not". Raises ValueError if the most copies don't give far more right.
     """
     rows = [
         {"curve": curve, "repeats": int(repeats), "share": 100 * row[column]}
@@ -140,8 +141,9 @@ def repeats_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     drawn = means.mark_line() + base.mark_point(size=60).encode(shape)
     says_not, right = shares["negated: says “not”"], shares["negated: exactly right"]
     first, most = (says_not > 90).idxmax(), shares.index[-1]
-    title = f"With {first} copies nearly all say “not”, but {right[first]:.0f}% are right"
-    title += f"; with {most}, {right[most]:.0f}%"
+    if right[most] < 1.5 * right[first]:
+        raise ValueError("to be right doesn't take more copies")
+    title = f"With {first} copies nearly all say “not”; to be right takes more"
     caption = "About 260 steps each: 7 passes with 0 to 2 copies, 6 with 3 and 5, 5 with 10. "
     caption += f"{len(runs)} seeds, and their means."
     return titled(drawn.properties(width=400, height=220), title, caption)

@@ -78,13 +78,13 @@ def roofline_chart(operations: pd.DataFrame, rate: float, bandwidth: float) -> a
         alt.layer(*layers).properties(width=560, height=380),
         f"Chapter 4's LayerNorm reaches {norm[forms[0]]:.0%} of its roof, "
         f"PyTorch's own {norm[forms[1]]:.0%}",
-        "Forward operations of our step, each alone. A line joins two ways to the same result. "
-        "Grey: the roof.",
+        "Operations of our step (forward, and Adam), each alone. A line joins two ways to the same "
+        "result. Grey: the roof.",
     )
 
 
 def bandwidth_chart(sweep: pd.DataFrame, bandwidth: float) -> alt.TopLevelMixin:
-    """Bytes a second over a result's size: columns result (bytes) and one a sum."""
+    """Bytes a second over a result's size: columns result (bytes), in place and two others."""
     shown = sweep.melt("result", var_name="operation", value_name="bandwidth")
     shown["result"], shown["bandwidth"] = shown["result"] / 2**20, shown["bandwidth"] / 1e9
     x = alt.X("result:Q", title="size of the result: MiB")
@@ -105,20 +105,20 @@ def bandwidth_chart(sweep: pd.DataFrame, bandwidth: float) -> alt.TopLevelMixin:
         ),
         curves.encode(x, y, color.title(None)),
     ]
-    kept = shown[shown["operation"].str.contains("kept")]["bandwidth"]
-    new = shown[shown["operation"].str.contains("new")]["bandwidth"]
+    in_place, new = sweep["in place"] / 1e9, sweep["new result"] / 1e9
     return titled(
         alt.layer(*layers).properties(width=440, height=280),
-        f"A sum moves {kept.max():.0f} GB/s in the cache, {kept.iloc[-1]:.0f} in memory, "
+        f"A sum moves {in_place.max():.0f} GB/s in the cache, {in_place.iloc[-1]:.0f} in memory, "
         f"{new.iloc[-1]:.0f} into new memory",
-        "The same sum, with a result that is kept or new each time. "
+        "The same sum: in place, into a tensor that is kept, or into a new one each time. "
         "Dashed: the bandwidth of the roofline.",
     )
 
 
-def beyond_chart(floor: float, beyond: pd.Series, step: float) -> alt.TopLevelMixin:
+def beyond_chart(operations: pd.DataFrame, floor: float, step: float) -> alt.TopLevelMixin:
     """From a step's `floor` to its measured seconds: what each operation takes `beyond` its own."""
-    beyond = beyond.sort_values(ascending=False)
+    linears = ["projection", "feed-forward", "logits"]
+    beyond = operations["beyond"].copy()
     beyond["not in the list"] = step - floor - beyond.sum()
     rows = pd.concat([pd.Series({"floor": floor}), beyond]).rename_axis("operation")
     rows = rows.reset_index(name="seconds")
@@ -126,7 +126,8 @@ def beyond_chart(floor: float, beyond: pd.Series, step: float) -> alt.TopLevelMi
     rows["start"] = rows["end"] - rows["seconds"]
     rows.loc[len(rows)] = {"operation": "the step", "seconds": step, "start": 0.0, "end": step}
     rows["place"] = rows[["start", "end"]].max(axis=1)  # a part may take less than its floor
-    colors = dict.fromkeys(rows["operation"], PALETTE[0]) | {"floor": PALETTE[1], "the step": INK}
+    colors = dict.fromkeys(rows["operation"], PALETTE[0]) | dict.fromkeys(linears, PALETTE[2])
+    colors |= {"floor": PALETTE[1], "the step": INK}
     x = alt.X("start:Q", title="seconds").axis(grid=False, tickCount=5)
     x = x.scale(domain=[0, 1.1 * step], nice=False)
     y = bar_axis("operation", list(rows["operation"]))
@@ -139,69 +140,64 @@ def beyond_chart(floor: float, beyond: pd.Series, step: float) -> alt.TopLevelMi
             alt.X("place:Q"), y, text=alt.Text("seconds:Q", format=".2f")
         ),
     ]
-    most = beyond.idxmax()
     return titled(
         alt.layer(*layers).properties(width=430, height=alt.Step(25)),
-        f"A step takes {step - floor:.2f} s beyond its floor, "
-        f"{beyond[most]:.2f} s of them for {most}",
-        "Blue: what each operation takes beyond its own floor, measured alone, forward and "
-        "backward, as often as it occurs. Black: the whole step, measured.",
+        f"A step takes {step / floor:.1f} floors: {step - floor:.2f} s beyond, "
+        f"{beyond[linears].sum():.2f} s of them in linear maps",
+        "Green and blue: what each operation takes beyond its own floor, measured alone, forward "
+        "and backward, as often as it occurs. Black: the whole step, measured.",
     )
 
 
 GROWTH_AXES = {
     "length": "length (2,048 tokens a side)",
-    "tokens": "tokens a side",
     "width": "d_model (d_ff = 4 × d_model)",
-    "depth": "layers on either side",
 }
 
 
-def growth_chart(points: pd.DataFrame) -> alt.TopLevelMixin:
-    """Costs of a step along the four axes, as multiples of the smallest.
+def growth_chart(points: list[dict]) -> alt.TopLevelMixin:
+    """Time and FLOPs of the textbook's step along length and width: multiples of the smallest.
 
-    Columns: axis, value, seconds, bytes and flops.
+    `points` are the record's: path, axis, value, seconds and flops.
     """
-    names = {"seconds": "time", "bytes": "memory", "flops": "FLOPs"}
-    points, costs = points.rename(columns=names), list(names.values())
-    rises = pd.DataFrame({name: points[name].map(math.log) for name in ("value", "time")})
-    rises = rises.groupby(points["axis"]).diff()
-    points["slope"] = rises["time"] / rises["value"]  # from the value before
-    assert points.groupby("axis")["slope"].last().idxmax() == "width"
-    width = points[points["axis"] == "width"][["value", "FLOPs", "time"]]
-    wider = width.iloc[-1] / width.iloc[0]
-    used = points.melt(["axis", "value", "slope"], costs, "cost", "times").round({"slope": 1})
-    used["times"] /= used.groupby(["axis", "cost"])["times"].transform("first")
-    used = rounded(used)
+    names, costs = {"seconds": "time", "flops": "FLOPs"}, ["time", "FLOPs"]
+    points = [p for p in points if p["path"] == "textbook" and p["axis"] in GROWTH_AXES]
+    points = pd.DataFrame(points).rename(columns=names)
+    by_axis = points.groupby("axis")
+    points[costs] /= by_axis[costs].transform("first")
+    rises = points[["value", "time"]].map(math.log).groupby(points["axis"]).diff()
+    points["slope"] = (rises["time"] / rises["value"]).round(1)  # from the value before
+    points["middle"] = (points["value"] * by_axis["value"].shift()) ** 0.5
     y = alt.Y("times:Q", title="times as much").axis(values=[1, 2, 4, 8, 16, 32, 64])
     y = y.scale(domain=[0.5, 70], base=2, **LOG)
-    color = alt.Color("cost:N", sort=list(used["cost"].unique()), title=None)
+    color = colored("cost", dict(zip(costs, PALETTE, strict=False)), sort=costs, title=None)
     panels = []
-    for axis, along in used.groupby("axis", sort=False):
-        values = sorted(along["value"].unique().tolist())
-        ends = [values[0], values[-1]]
-        x = alt.X("value:Q", title=GROWTH_AXES[axis]).axis(values=values, grid=False, format=",")
-        x = x.scale(domain=ends, padding=12, base=2, **LOG)
-        steady = pd.DataFrame({"value": ends, "times": [1.0, ends[1] / ends[0]]})
-        grey = alt.Chart(steady).mark_line(color=GREY, strokeWidth=1.5, strokeDash=[5, 4])
-        chart = alt.Chart(along).mark_line(point={"filled": True, "size": 40})
-        first = along[along["cost"] == costs[0]]
-        middle = (first["value"] * first["value"].shift()) ** 0.5
-        texts = alt.Chart(first.assign(value=middle, times=0.63).dropna())
-        texts = texts.mark_text(fontSize=11, color=PALETTE[0])
+    for axis, title in GROWTH_AXES.items():
+        along = points[points["axis"] == axis]
+        values = along["value"].tolist()
+        x = alt.X("value:Q", title=title).axis(values=values, grid=False, format=",")
+        x = x.scale(domain=[values[0], values[-1]], padding=12, base=2, **LOG)
+        steady = pd.DataFrame({"value": [values[0], values[-1]]})
+        steady["times"] = steady["value"] / values[0]
+        grey = alt.Chart(rounded(steady)).mark_line(color=GREY, strokeWidth=1.5, strokeDash=[5, 4])
+        lines = alt.Chart(rounded(along.melt(["value"], costs, "cost", "times")))
+        lines = lines.mark_line(point={"filled": True, "size": 40})
+        slopes = along.assign(value=along["middle"], times=0.63)[["value", "times", "slope"]]
+        texts = alt.Chart(rounded(slopes.dropna())).mark_text(fontSize=11, color=PALETTE[0])
         layers = [
             grey.encode(x, y),
-            chart.encode(x, y, color),
+            lines.encode(x, y, color),
             texts.encode(x, y, text=alt.Text("slope:Q", format=".1f")),
         ]
-        panels.append(alt.layer(*layers).properties(width=230, height=170))
+        panels.append(alt.layer(*layers).properties(width=230, height=200))
+    times, slower = by_axis["value"].last() / by_axis["value"].first(), by_axis["time"].last()
+    assert by_axis["slope"].last().idxmax() == "width"
     return titled(
-        alt.concat(*panels, columns=2),
-        f"{wider['value']:.0f} times the width takes {wider['FLOPs']:.0f} times the FLOPs and "
-        f"{wider['time']:.0f} times the time",
-        "A step's costs, as multiples of those at the smallest value. Memory: what autograd keeps "
-        "for the backward pass. Dashed: slope 1. Numbers: the slope of time in each part; noise "
-        "moves it by 0.2 over a doubling, between 9 and 12 layers by 0.5.",
+        alt.hconcat(*panels),
+        f"{times['length']:.0f} times the length takes {slower['length']:.1f} times the time, "
+        f"{times['width']:.0f} times the width {slower['width']:.0f} times",
+        "A step's costs, as multiples of those at the smallest value. Dashed: slope 1. Numbers: "
+        "the slope of time in each part; noise moves it by 0.2 over a doubling.",
     )
 
 
@@ -211,8 +207,8 @@ def two_graphs() -> alt.TopLevelMixin:
         drawn("two_graphs").chart(),
         "Two graphs, and a loop that belongs to neither",
         "Read upwards. Three things go round: the token that the host chooses, the position that "
-        "it counts, and past, which is the last step's present. Blue and orange: graphs. Pink: "
-        "the host. Green: keys and values.",
+        "it counts, and past, which is the last step's present. The first step gets BOS, 0 and an "
+        "empty past. Blue and orange: graphs. Pink: the host. Green: keys and values.",
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from scripts import Late
 from scripts.book.charts import lines, long, rounded, titled
 from scripts.book.look import GREY, LOG, PALETTE, bar_axis, colored
@@ -29,29 +31,33 @@ def spread(ratios: pd.Series) -> str:
     return f"{ratios.median():.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
 
 
-def stairs_table(
-    record: Mapping[str, Any], finished: Mapping[str, Any], live: Mapping[str, float]
-) -> pd.DataFrame:
-    """Each stair's lines of code, its `live` duel, and its worth at both ends; then the control's.
+def gains(reports: Mapping[str, Any], steps: Sequence[str]) -> pd.DataFrame:
+    """Round by round, the time of the step before over this one's: a column for each but one."""
+    rounds = {name: reports[name]["rounds"] for name in steps}
+    return pd.DataFrame({b: np.divide(rounds[a], rounds[b]) for a, b in pairwise(steps)})
 
-    Added: the time of the stair before over this one's. Taken out: the time of the `finished`
-    program without it over that with it. A stair is seen if, added, its median lies outside the
-    control's range.
+
+def stairs_table(record: Mapping[str, Any]) -> pd.DataFrame:
+    """Each stair's lines of code and gain; then two controls, which change nothing.
+
+    A stair is seen if it gains in each round.
     """
-    rounds = pd.DataFrame({name: report["rounds"] for name, report in record["reports"].items()})
-    stairs = [*record["lines"]]
-    added = pd.DataFrame({name: rounds[last] / rounds[name] for last, name in pairwise(stairs)})
-    added["the same again"] = control = rounds["the same again"] / rounds["C"]
-    taken = {name: finished["reports"][without]["rounds"] for name, without in TAKEN_OUT.items()}
-    seen = ~added.median().between(control.min(), control.max())
+    gained = gains(record["reports"], [*record["lines"]])
+    for name, same in (("the fast path, all off", "memory kept"), ("the same again", "C")):
+        gained[name] = gains(record["reports"], [same, name])[name]
     columns = {
-        "lines": pd.Series(record["lines"] | {"the same again": 0}),
-        "live duel": pd.Series(live).map("{:.2f}".format),
-        "added": added.apply(spread),
-        "seen": seen.map({True: "yes", False: "no"}),
-        "taken out": pd.DataFrame(taken).apply(spread),
+        "lines": pd.Series(record["lines"]).reindex(gained.columns, fill_value=0),
+        "gain at full size": gained.apply(spread),
+        "seen": (gained > 1).all().map({True: "yes", False: "no"}),
     }
-    return pd.DataFrame(columns, index=added.columns).fillna("")
+    return pd.DataFrame(columns)
+
+
+def both_ends(added: pd.DataFrame, finished: Mapping[str, Any]) -> pd.DataFrame:
+    """Stairs of `stairs_table`, and how many times as long the `finished` program takes without."""
+    rounds = {name: finished["reports"][out]["rounds"] for name, out in TAKEN_OUT.items()}
+    taken = pd.DataFrame(rounds).apply(spread)
+    return pd.DataFrame({"added": added["gain at full size"][taken.index], "taken out": taken})
 
 
 def lines_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
@@ -71,22 +77,23 @@ def lines_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
         base.mark_line(interpolate="step-after", color=GREY),
         base.mark_circle(size=60, color=PALETTE[0], opacity=1),
     ]
-    flat = used["speed"].pct_change() < 0.05  # too near each other for a label each
-    names = used.assign(step=used["step"].mask(flat, ", ".join(used.loc[flat, "step"])))
+    flat = used["speed"].pct_change() < 0.05  # near each other: labels below, one under another
+    places = [{"align": "left", "dx": -4, "dy": 2 + 14 * i} for i in range(1, flat.sum() + 1)]
+    below = [(flat & (flat.cumsum() == i), place) for i, place in enumerate(places, 1)]
     for rows, place in (
         (used["code"] == 0, {"align": "left", "dx": 26, "dy": -9}),  # beside the riser
         (used["code"] == 1, {"align": "left", "dx": 6, "dy": -9}),
-        (flat & (flat.cumsum() == 1), {"align": "left", "dx": -4, "dy": 16}),
-        ((used["code"] > 1) & ~flat, {"align": "right", "dx": -7, "dy": -8}),
+        ((used["code"] > 1) & ~flat, {"align": "right", "dx": -9, "dy": -4}),
+        *below,
     ):
-        text = alt.Chart(names[rows]).mark_text(fontSize=11, **place)
+        text = alt.Chart(used[rows]).mark_text(fontSize=11, **place)
         layers.append(text.encode(x, y, text="step:N"))
     return titled(
         alt.layer(*layers).properties(width=560, height=360),
         f"{few:.0f} lines make it {fast:.0f} times as fast, {round(most - few, -2):.0f} more "
         f"{fastest / fast:.1f} times",
-        "Each dot is a stair, measured at full size. Across: the lines of code that "
-        "it needs, added up. Upwards, by factors: how fast a real token passes.",
+        "Each dot is a stair, measured at full size. Across: the lines of code that it needs, "
+        "added up. Upwards, by factors: real tokens trained in a second.",
     )
 
 
@@ -104,6 +111,7 @@ def memory_chart(curves: Mapping[str, Sequence[int]], logits: int) -> alt.TopLev
     frame = long(table, "loss", "done", "MiB")
     chart = lines(frame, "done", "MiB", "loss", x_title="operations done, %", zero=True)
     chart = chart.mark_line(interpolate="step-after")
+    chart.encoding.y["axis"] = alt.Axis(values=[*range(0, 161, 32)])
     return titled(
         chart,
         "The textbook's loss holds five tensors of logits, F.cross_entropy three, chunks less "
@@ -113,16 +121,19 @@ def memory_chart(curves: Mapping[str, Sequence[int]], logits: int) -> alt.TopLev
     )
 
 
-def stages_frame(stages: Mapping[str, Any]) -> pd.DataFrame:
-    """A GPU's stages: the time of a step as a multiple of the last stage's, and in ms."""
+def stages_table(stages: Mapping[str, Any]) -> pd.DataFrame:
+    """A GPU's stages: ms per step, and the time of the stage before over this one's."""
     names = ["textbook", "16 bits", "fused parts, nothing waits", "few shapes", "recorded"]
-    rows = [(stage["times"], 1000 * stage["seconds_per_step"]) for stage in stages.values()]
-    return pd.DataFrame(rows, index=names, columns=["times", "ms per step"])
+    times = [round(1000 * stage["seconds_per_step"], 2) for stage in stages.values()]
+    gained = gains(stages, [*stages]).apply(spread)
+    columns = {"ms per step": times, "times as fast": ["", *gained]}
+    return pd.DataFrame(columns, index=names)
 
 
-def launches_chart(stages: pd.DataFrame, title: str) -> alt.TopLevelMixin:
-    """Ten kernels, launched one by one and as one recording: `stages_frame`'s last two rows."""
+def launches_chart(stages: pd.DataFrame) -> alt.TopLevelMixin:
+    """Ten kernels, launched one by one and as one recording: `stages_table`'s last two rows."""
     eager, recorded = stages["ms per step"].iloc[-2:]
+    assert 9 <= eager / recorded < 10, "the title says so"
     rows = [("recorded", "CPU launches", 0.0, eager)]
     for i in range(10):
         begin, end = i * eager, eager + i * recorded
@@ -141,8 +152,9 @@ def launches_chart(stages: pd.DataFrame, title: str) -> alt.TopLevelMixin:
     )
     return titled(
         chart.properties(width=560, height=alt.Step(24)),
-        title,
+        "One by one, the GPU works at most a ninth of the time",
         "A scheme of ten kernels. Bar lengths: a tenth of the measured step, with and without a "
         "recording. Above, launches follow without a gap, and each kernel waits for "
-        "its own. Below, the CPU launches a recording once.",
+        "its own. Below, the CPU launches a recording once; how "
+        "long that takes is a guess.",
     )

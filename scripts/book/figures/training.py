@@ -80,13 +80,12 @@ def diary(frame: pd.DataFrame) -> alt.HConcatChart:
 
 
 def fall_chart(
-    rows: Sequence[Mapping[str, float]], title: str, *, end: int, long_steps: Mapping[int, int]
+    rows: Sequence[Mapping[str, float]], title: str, *, end: int, long_steps: Sequence[int]
 ) -> alt.VConcatChart:
     """How long translations are, and their BLEU, around the epoch's `end`.
 
     A second curve is the BLEU of the texts cut where they begin to repeat. A line marks each of
-    the `long_steps`, which come with the mean length of their targets; a grey band spans the BLEU
-    before them.
+    the `long_steps`; a grey band spans the BLEU before them.
     """
     names = {"bleu": "as it is", "bleu_cut": "cut before repeats"}
     frame, size = pd.DataFrame(rows), {"points": True, "width": 480, "height": 130}
@@ -96,12 +95,11 @@ def fall_chart(
     ratio = lines(frame, "step", "length_ratio", y_title="length ratio", **size)
     bleu = lines(both, "step", "BLEU", "text", y_title="validation BLEU", **size).encode(hues)
     mark = alt.Chart(pd.DataFrame({"step": [end]})).mark_rule(strokeDash=[4, 4], color=GREY)
-    long_lines = alt.Chart(pd.DataFrame({"step": [*long_steps]}))
+    long_lines = alt.Chart(pd.DataFrame({"step": long_steps}))
     long_lines = long_lines.mark_rule(color=PALETTE[3], strokeWidth=2)
     scale = alt.Scale(domain=[int(frame["step"].min()), int(frame["step"].max())], nice=False)
     x = alt.X("step:Q", title=None, scale=scale)
-    lengths = ", ".join(map(str, long_steps.values()))
-    labels = {"right": (min(long_steps) - 1, f"five long steps: targets\nof {lengths} pieces →")}
+    labels = {"right": (min(long_steps) - 1, "five steps of\nlong sentences →")}
     labels["left"] = (end + 1, "← the epoch's end")
     above = alt.layer(long_lines.encode(x), mark.encode(x), ratio.encode(x))
     for align, (step, text) in labels.items():
@@ -124,27 +122,30 @@ def band(frame: pd.DataFrame, column: str, axis: str) -> alt.Chart:
     return ends.encode(**{axis: "low:Q", f"{axis}2": "high:Q"})
 
 
-def controls_chart(
-    runs: pd.DataFrame, steady: Sequence[Mapping[str, float]], title: str
-) -> alt.HConcatChart:
-    """Two dots for each run: its BLEU, and how many outputs loop; bands span the `steady` looks."""
-    looks, size = pd.DataFrame(steady), {"width": 190, "height": 26 * len(runs)}
-    frame = runs.rename_axis("run").reset_index()[["run", "bleu", "loops"]]
-    frame["out"] = frame["bleu"] < looks["bleu"].min()
-    color = alt.Color("out:N", legend=None).scale(domain=[False, True], range=PALETTE[:2])
-    panels = []
-    for column, name, form in (("bleu", "validation BLEU", ".2f"), ("loops", "loops", "d")):
-        labels = alt.Axis(labelLimit=0) if column == "bleu" else None
-        y = alt.Y("run:N", sort=[*frame["run"]], title=None, axis=labels)
-        x = alt.X(f"{column}:Q", title=name).scale(zero=column == "loops")
-        base = alt.Chart(rounded(frame)).encode(x, y, color)
-        text = base.mark_text(align="left", dx=8).encode(text=alt.Text(f"{column}:Q", format=form))
-        dots = base.mark_circle(size=80, opacity=1)
-        panels.append((band(looks, column, "x") + dots + text).properties(**size))
-    caption = (
-        f"Grey: the range of steps {looks['step'].min()} to {looks['step'].max()} of epoch 11."
+def controls_chart(scores: pd.DataFrame, steady: Sequence[float], title: str) -> alt.LayerChart:
+    """The BLEU of repeated epochs: a row for each column of `scores`, with a dot for each run.
+
+    A tick, and a number at the right, is a row's mean. A grey band spans the `steady` scores. Rows
+    whose runs are all below the band have a colour of their own.
+    """
+    looks = pd.DataFrame({"bleu": steady})
+    frame = scores.melt(var_name="order", value_name="bleu")
+    frame["fell"] = frame["order"].map(scores.max() < min(steady))
+    means = frame.groupby(["order", "fell"], as_index=False)["bleu"].mean()
+    x = alt.X("bleu:Q", title="validation BLEU").scale(zero=False)
+    y = alt.Y("order:N", sort=[*scores], title=None).axis(labelLimit=0)
+    color = alt.Color("fell:N", legend=None).scale(domain=[False, True], range=PALETTE[:2])
+    dots = alt.Chart(rounded(frame)).mark_circle(size=80, opacity=0.7).encode(x, y, color)
+    middle = alt.Chart(rounded(means)).encode(y, color)
+    ticks = middle.mark_tick(thickness=3, size=18).encode(x)
+    numbers = middle.mark_text(align="left", fontSize=13, dx=8)
+    numbers = numbers.encode(x=alt.value("width"), text=alt.Text("bleu:Q", format=".1f"))
+    caption = "Three runs a row; the tick, and the number at the right, is their mean."
+    caption += " Grey: as in the picture above. The axis doesn't begin at 0."
+    drawn = (band(looks, "bleu", "x") + dots + ticks + numbers).properties(
+        width=400, height=28 * scores.shape[1]
     )
-    return titled(alt.hconcat(*panels), title, f"{caption} The BLEU axis doesn't begin at 0.")
+    return titled(drawn, title, caption, wrap=78)
 
 
 RECIPES_OF_SIZES = ("by size", "one for all", "longer")
@@ -217,8 +218,6 @@ def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     by_passes = scores["longer"] - scores["one for all"]
     if by_passes < 0.8 * least["gain"]:
         raise ValueError("it isn't the passes that give most of the gain")
-    draws = gains["draws"].map({1: " (one draw)"}).fillna("")
-    more = ", ".join(f"{gains['gain'][n]:+.1f} with {n:,}{draws[n]}" for n in gains.index)
     x = alt.X("pairs:Q", title="training pairs (log scale)").axis(values=sizes, format=",")
     x = x.scale(domain=[0.85 * sizes[0], 1.15 * sizes[-1]], **LOG)
     y = alt.Y("bleu:Q", title="BLEU on test_2016_flickr, beam 5").scale(zero=True)
@@ -240,8 +239,8 @@ def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     )
     return titled(
         alt.layer(joined.mark_line(opacity=0.6), dots, label).properties(width=440, height=270),
-        f"With {sizes[0]:,} pairs the recipe by size gains {least['gain']:.1f} BLEU, "
-        f"{by_passes:.1f} of them by more passes",
+        f"With {sizes[0]:,} pairs the recipe by size gains {least['gain']:.1f} BLEU; "
+        f"more passes alone give {by_passes:.1f}",
         "German to English. A point is a run, with its own draw of the pairs or with all; lines "
-        f"join the means. By size against one for all: {more}, so one for all is kept there.",
+        "join the means. “longer” is drawn a little to the right.",
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scripts import Late
 from scripts.book.charts import heatmap, lines, named, panels, rounded, titled
-from scripts.book.figures.diagram import drawn
+from scripts.book.figures.diagram import Diagram, drawn
 from scripts.book.look import GREY, INK, LOG, PALETTE, colored, row_axis
 
 alt, pd = Late("altair"), Late("pandas")
@@ -282,7 +282,7 @@ def influence_panels(maps: Mapping[str, Tensor]) -> alt.TopLevelMixin:
     )
 
 
-def classify_chart(counted: pd.DataFrame) -> alt.TopLevelMixin:
+def classify_chart(counted: pd.DataFrame, title: str) -> alt.TopLevelMixin:
     """Test errors by number of labels, each run a point, a line through the means.
 
     `counted` has a row for each run, with the columns row (its kind), captions and test.
@@ -300,9 +300,9 @@ def classify_chart(counted: pd.DataFrame) -> alt.TopLevelMixin:
     dots = base.mark_circle(size=45, opacity=0.7)
     return titled(
         alt.layer(means.mark_line(opacity=0.6), dots).properties(width=460, height=250),
-        "Singular or plural? Errors by number of labels",
-        "Each point is a run, eight for each kind and number of labels, the kinds drawn side by "
-        "side; lower is better. With all labels the eight bags of words are the same.",
+        title,
+        "Singular or plural? Each point is a run, eight for each kind and number of labels, the "
+        "kinds drawn side by side; lower is better. With all labels the eight bags are the same.",
     )
 
 
@@ -463,43 +463,63 @@ def rival_dots(
     return alt.layer(*layers).properties(width=380, height=28 * len(rows))
 
 
-def recipe_chart(runs: pd.DataFrame, to_beat: Mapping[str, str]) -> alt.TopLevelMixin:
-    """BLEU of every run: above, the rows that know all pairs; below, those that know a part.
-
-    `runs` has the columns row and bleu; `to_beat` names each row's rival.
-    """
-    shown = runs[runs["row"].isin([*to_beat, *to_beat.values()])]
-    part = shown["row"].str.startswith("a part")
-    panels = [rival_dots(family, to_beat) for family in (shown[~part], shown[part])]
+def who_writes() -> alt.TopLevelMixin:
+    """Four recipes of chapter 21: who writes a pair's two sides, and who learns from it."""
+    german, english = ("German", "people's"), ("English", "people's")
+    recipes = {
+        "distillation by words": (german, ("word probabilities", "the teacher's")),
+        "distillation by sequences": (german, ("English", "the teacher's")),
+        "back-translation": (("German", "a reverse model's"), english),
+        "minimum risk": (german, ("several attempts", "the model's own")),
+    }
+    learners = ("a smaller model", "a smaller model", "the forward model", "the model itself")
+    diagram = Diagram(700, 226)
+    for x, heading in ((258, "source"), (443, "target"), (627, "who learns")):
+        diagram.word(x, 216, heading, "name")
+    rows = zip((160, 108, 56, 4), recipes.items(), learners, strict=True)
+    for y, (recipe, sides), learner in rows:
+        diagram.word(6, y + 19, recipe, "beside")
+        for x, (what, who) in zip((258, 443), sides, strict=True):
+            diagram.box(x, y, what, "blue" if who == "people's" else "orange", 86, 38, who)
+        diagram.arrow((530, y + 19), (566, y + 19))
+        diagram.box(627, y + 8, learner, "grey", 60)
     return titled(
-        alt.vconcat(*panels),
-        "Two recipes gain BLEU, and one loses some",
-        "Each point is a run, the tick a row's mean, the open diamond the mean that it has to "
-        "beat. Mind the axes: they differ, and don't begin at 0.",
-        wrap=80,
+        diagram.chart(),
+        "Three recipes make the target, one makes the source",
+        "Blue: people wrote it. Orange: a model did.",
     )
 
 
-def ladder_chart(rows: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
-    """Validation BLEU of each run of the ladder's rungs, except those that translate back."""
-    shown = [row for row in rows if row["gain"] is not None]
-    order, kinds = [row["rung"] for row in shown], {"each": "greedy", "each_beam": "beam of 5"}
-    frame = pd.DataFrame(
-        {"rung": row["rung"], "search": kind, "BLEU": bleu}
-        for row in shown
-        for name, kind in kinds.items()
-        for bleu in row[name]
+def falls_chart(
+    rows: pd.DataFrame, before: str, after: str, title: str, caption: str
+) -> alt.TopLevelMixin:
+    """A line for each row from the loss in column `before` to that in `after`, with its `note`."""
+    base = alt.Chart(rounded(rows)).encode(row_axis("row", list(rows["row"]), labelLimit=260))
+    end = alt.X(f"{after}:Q", title="validation loss, nats a token").scale(zero=False, padding=60)
+    layers = [
+        base.mark_rule(color=GREY, strokeWidth=2).encode(end, x2=f"{before}:Q"),
+        base.mark_circle(size=90, opacity=1, color=PALETTE[0]).encode(end),
+        base.mark_point(size=90, color=PALETTE[0]).encode(x=f"{before}:Q"),
+        base.mark_text(align="right", dx=-10).encode(end, text="note:N"),
+    ]
+    chart = alt.layer(*layers).properties(width=400, height=36 * len(rows))
+    return titled(chart, title, caption, wrap=80)
+
+
+def two_tests_chart(
+    runs: pd.DataFrame, first: str, second: str, title: str, caption: str
+) -> alt.TopLevelMixin:
+    """Every run a mark, BLEU on one test across and on another up; lines through the first run."""
+    names = list(dict.fromkeys(runs["name"]))
+    x, y = (channel(f"{test}:Q") for channel, test in ((alt.X, first), (alt.Y, second)))
+    x, y = (channel.scale(zero=False, padding=20) for channel in (x, y))
+    base, legend = alt.Chart(rounded(runs)), {"title": None, "sort": None}
+    marks = base.mark_point(size=110, filled=True, opacity=0.9).encode(
+        x,
+        y,
+        colored("name", dict(zip(names, PALETTE, strict=False)), **legend),
+        alt.Shape("name:N", **legend).scale(domain=names),
     )
-    ends = [math.floor(frame["BLEU"].min()), math.ceil(frame["BLEU"].max())]
-    x = alt.X("BLEU:Q", title="validation BLEU").scale(domain=ends)
-    fill = alt.Fill("search:N").legend(title=None, orient="top", symbolStrokeColor=PALETTE[0])
-    fill = fill.scale(domain=[*kinds.values()], range=["transparent", PALETTE[0]])
-    points = alt.Chart(rounded(frame)).mark_point(shape="circle", size=75, stroke=PALETTE[0])
-    greedy, beam = (max(shown, key=lambda row: row[by])["rung"] for by in ("val_bleu", "beam"))
-    return titled(
-        points.encode(x, alt.Y("rung:N", sort=order, title=None), fill).properties(
-            width=420, height=28 * len(order)
-        ),
-        f"Highest on average: {greedy} by greedy decoding, {beam} with a beam",
-        "Two marks for each run: its texts by greedy decoding, and by a beam with α = 0.6.",
-    )
+    start = alt.Chart(rounded(runs[:1])).mark_rule(color=GREY, strokeDash=[4, 3])
+    layers = (start.encode(x), start.encode(y), marks)
+    return titled(alt.layer(*layers).properties(width=400, height=300), title, caption, wrap=84)
