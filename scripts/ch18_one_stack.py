@@ -62,14 +62,15 @@ from scripts.ch13_decoding_fast import write_and_leave
 from scripts.ch17_small_gpt import (
     Asked,
     OneStack,
-    StackDecoding,
     asked_next,
     learn,
     make_stack,
     sees_its_answer,
 )
+from scripts.core.settings import TrainConfig
 from scripts.corpora.gaps import GapItem, gap_item, german_gaps
 from scripts.corpora.load import load_corpus
+from scripts.fast.decoding import StackDecoding
 from scripts.fast.searching import likeliest
 
 # %%
@@ -358,7 +359,7 @@ for sees in ("causal", "prefix"):
     print(f"{sees}: {sees_its_answer(Asked(everything.ids, everything.labels, mask))}")
 
 # %% [markdown]
-# **Decoding.** The source is read once, then chapter 17's `StackDecoding` writes the target behind it. In a batch, short sources are padded: the padding must stay hidden, and a target's first token stands behind its *own* source.
+# **Decoding.** The source is read once, then [`StackDecoding`](../scripts/fast/decoding.py) writes the target behind it. In a batch, short sources are padded: the padding must stay hidden, and a target's first token stands behind its *own* source.
 
 
 # %%
@@ -412,11 +413,11 @@ def stack_greedy(
 pairs = corpus["train"][:8]
 examples = encode_pairs(pairs, tokenizer)
 src = pad_rows([e.src for e in examples])
-by_heart = {}
+by_heart, config = {}, TrainConfig(lr=1e-2, warmup=10)
 for sees in ("causal", "prefix"):
     torch.manual_seed(0)
     by_heart[sees] = make_stack(len(tokenizer), 2, 32, 64, dropout=0.0)
-    learn(by_heart[sees], 80 * [asked_pairs(examples, sees)], warmup=10)
+    list(learn(by_heart[sees], [80 * [asked_pairs(examples, sees)]], config))
     texts = [
         tokenizer.decode(ids) for ids in stack_greedy(by_heart[sees], src, None, 60, sees).tolist()
     ]

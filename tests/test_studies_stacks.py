@@ -1,6 +1,5 @@
 """Chapters 17 and 18: one stack by the fast path, its suspects, and classifiers of number."""
 
-import math
 import random
 from dataclasses import asdict, replace
 from functools import cache
@@ -11,12 +10,11 @@ import torch
 from scripts.book.instruments import scramble
 from scripts.ch06_training import BOS, EOS, UNK, LabelSmoothing
 from scripts.ch07_multi30k import Example, make_batch
-from scripts.ch17_small_gpt import KneserNey, asked_next, gram_counts, make_stack, stack_loss
+from scripts.ch17_small_gpt import asked_next, make_stack, stack_loss
 from scripts.ch18_one_stack import NumberClassifier, asked_hidden, asked_pairs
 from scripts.corpora.gaps import gap_item
 from scripts.corpora.load import load_corpus
 from scripts.studies import classify, gpt, prefix_causes, stacks
-from scripts.studies.runner import SWEEP
 
 PAIRS = [
     Example([5, 6, 7, EOS], [BOS, 8, 9, EOS]),
@@ -136,38 +134,27 @@ def few(monkeypatch, tmp_path):
     monkeypatch.setattr(classify, "ROUND", 64)
     monkeypatch.setattr(classify, "ROUNDS", 3)
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
-    for study, prepared in ((gpt, "letters_of"), (classify, "gaps_of")):  # with fresh caches
-        monkeypatch.setattr(study, prepared, cache(getattr(study, prepared).__wrapped__))
+    monkeypatch.setattr(classify, "gaps_of", cache(classify.gaps_of.__wrapped__))  # a fresh cache
     return corpus
 
 
-def test_tables_are_counted_on_training_and_asked_elsewhere(few):
-    table = gpt.work({"corpus": "sample"}, {"row": gpt.COUNTS})["orders"]
-    data, rows = gpt.letters_of("sample")
-    three = KneserNey(gram_counts([e.tgt for e in data.train], 3), len(data.tokenizer))
-    bits = sum(map(three.nats, rows["val"])) / math.log(2) / sum(len(r) - 1 for r in rows["val"])
-    assert table[2]["order"] == 3 and table[2]["val"] == pytest.approx(bits, abs=1e-4)
-    before = gpt.work({"corpus": "sample"}, {"row": gpt.PPM})["orders"]
-    few["val"][:] = few["train"]
-    after = gpt.work({"corpus": "sample"}, {"row": gpt.PPM})["orders"]
-    for new, known in zip(before, after, strict=True):  # PPM packs what it has seen before
-        assert 0 < known["val"] < 0.6 * new["val"] and known["test"] == new["test"]
-
-
-def test_a_character_model_learns_and_is_scored_where_it_counts(few):
-    config = replace(gpt.BASE, **SIZES, epochs=2, dropout=0.0)
-    row = gpt.LanguageRow("gpt")
-    model = row.build(config, 12)
-    rows = [[BOS, 5, 6, 7, EOS], [BOS, 8, EOS]]
-    batch = make_batch([Example([], ids) for ids in rows])
-    plain = stack_loss(model, asked_next(rows), CRITERION)
-    torch.testing.assert_close(row.loss_of(config)(model, batch, CRITERION), plain)
-    task = {"row": gpt.MODEL, "epochs": 2, "dropout": 0.0, "lr": 0.01}
-    swept = gpt.work(asdict(config), task | {"seed": SWEEP})
-    counts = gpt.work(asdict(config), task | {"seed": 1})
-    assert swept["losses"][0] > swept["losses"][1] and "samples" not in swept
-    assert counts["val"] == pytest.approx(counts["loss"] / math.log(2), abs=1e-3)
-    assert {*counts["samples"]} == {"0.5", "0.8", "1", "1.5"} and 0 < counts["test"] < 12
+def test_the_mini_gpt_and_its_rivals(few, monkeypatch, tmp_path):
+    monkeypatch.setattr(gpt, "SIZES", gpt.SIZES | {"N": 1, "d_model": 16, "d_ff": 16})
+    settings = {"CORPUS": "sample", "PASSES": 2, "CONTEXTS": (2, 4), "K": 4, "SHORT": 2}
+    for name, value in settings.items():
+        monkeypatch.setattr(gpt, name, value)
+    record = gpt.measure(tmp_path)
+    assert record["passes"][0]["val"] > record["passes"][1]["val"]
+    assert record["bits"]["val"] == pytest.approx(record["passes"][1]["val"], abs=1e-2)  # 16 bits
+    assert all(run["text"].startswith(gpt.PROMPT) for run in record["passes"])
+    characters = sum(row["characters"] for row in record["where"])
+    assert characters == sum(len(english) + 1 for _, english in few["test"][:40])
+    by_group = sum(row["table"] * row["characters"] for row in record["where"]) / characters
+    assert by_group == pytest.approx(record["table"]["test"], abs=1e-3)
+    best = record["mixtures"]["two tables"]
+    assert best["val"] < 1.1 * record["table"]["val"] and 0 < best["share"] < 1
+    rows = [[BOS, *range(4, 14), EOS] for _ in range(50)]
+    assert gpt.packed(rows, rows, 4) < 0.5 * gpt.packed(rows[:1], rows, 4)  # it remembers
 
 
 # Classifiers

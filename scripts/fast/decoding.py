@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch03_embeddings_and_positions import check_length
 from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, EncoderLayer
+from scripts.ch08_decoding import attend_to_stored, keys_values_of
 from scripts.ch13_decoding_fast import BLOCK, FamilyTree, Screen
 from scripts.core.products import suits_onednn
 from scripts.fast.fast import FAST, FastPath
@@ -259,3 +261,44 @@ class CachedDecoding:
         self.source, self.past = self.source[:, :, :N], self.past[:, :, :N]
         self.tree.ancestors = self.tree.ancestors[rows]
         self.real = None if self.real is None else self.real[rows]
+
+
+class StackDecoding:
+    """Texts of chapter 17's `OneStack` in progress; for `write_and_leave`.
+
+    Layer i keeps in `past` the keys and values of all L tokens so far, (2, B, H, L, d_k).
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model, self.length = model, 0
+        self.past: list[Tensor | None] = [None] * len(model.stack.layers)
+
+    def read(self, ids: Tensor, places: Tensor, mask: Tensor | None = None) -> Tensor:
+        """New tokens ids (B, T) at places (B|1, T), mask (B, T, L + T) or all: to (B, T, D)."""
+        embedding, position = self.model.embed
+        x = embedding(ids) + position.pe[places]  # (B, T, D)
+        for i, layer in enumerate(self.model.stack.layers):
+            x = layer.sublayer[0](x, functools.partial(self.look, i, layer.self_attn, mask))
+            x = layer.sublayer[1](x, layer.feed_forward)
+        return self.model.stack.norm(x)
+
+    def look(self, i: int, attn: MultiHeadedAttention, mask: Tensor | None, x: Tensor) -> Tensor:
+        """Self-attention of layer i from new x (B, T, D) to all that is cached and to itself."""
+        stored = keys_values_of(attn, x)  # (2, B, H, T, d_k)
+        if self.past[i] is not None:
+            stored = torch.cat((self.past[i], stored), dim=-2)  # (2, B, H, L + T, d_k)
+        self.past[i] = stored
+        return attend_to_stored(attn, x, stored, None if mask is None else mask.unsqueeze(1))
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Continue each text by one of tokens (B, 1): the last positions (B, D)."""
+        self.length += 1
+        return self.read(tokens, torch.tensor([[self.length - 1]]))[:, -1]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Last positions x (B, D) to what may come next, (B, V)."""
+        return self.model.generator(x)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with the texts numbered rows (N,) alone."""
+        self.past = [stored[:, rows] for stored in self.past]

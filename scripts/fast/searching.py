@@ -29,9 +29,9 @@ def best_next(decoding: CachedDecoding, x: Tensor, k: int) -> tuple[Tensor, Tens
 
 def likeliest(decoding: CachedDecoding, x: Tensor) -> tuple[Tensor, None]:
     """The choice of greedy decoding: last positions x (N, D) to tokens (N,)."""
-    model = decoding.model
-    if len(x) >= SCREEN_FROM and model.screen is not None:
-        return model.screen.largest(x), None
+    screen = getattr(decoding.model, "screen", None)  # one stack has none
+    if len(x) >= SCREEN_FROM and screen is not None:
+        return screen.largest(x), None
     return best_of_rows(decoding.logits(x), 1, total=False)[1].squeeze(1), None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import heatmap, lines, long, named, panels, rounded, titled
+from scripts.book.charts import heatmap, lines, named, panels, rounded, titled
 from scripts.book.figures.diagram import Diagram, drawn
 from scripts.book.look import GREY, INK, LOG, PALETTE, colored, row_axis
 
@@ -251,25 +251,18 @@ def lens_chart(
     )
 
 
-def counting_chart(
-    tables: Mapping[str, Sequence[Mapping[str, Any]]], bits: Sequence[float], split: str
-) -> alt.TopLevelMixin:
-    """Bits per character on `split` of each kind of table by order, and a line across per model."""
-    by_order = {kind: {row["order"]: row[split] for row in rows} for kind, rows in tables.items()}
-    frame = long(by_order, "kind", "n", "bits").query("n > 3")
-    curves = lines(frame, "n", "bits", "kind", points=True, y_title="bits per character")
-    x = alt.X("n:Q", title="n of n-grams, order of PPM").scale(zero=False)
-    ticks = sorted(frame["n"].unique().tolist())
-    curves = curves.encode(x.axis(values=ticks, format="d", labelFlush=False))
-    level = alt.Chart(rounded(pd.DataFrame({"bits": bits, "label": "mini-GPT"})))
-    rule = level.mark_rule(color=PALETTE[2], strokeWidth=1.5).encode(y="bits:Q")
-    name = level.mark_text(align="right", x=475, dy=12, color=PALETTE[2])
-    return titled(
-        alt.layer(curves, rule, name.encode(y="min(bits):Q", text="label:N")),
-        "Three mini-GPTs end just behind the best table",
-        f"Multi30k's English captions, {split}: lower is better. Left out: n < 4 (above 2.4 bits). "
-        "Mind the axis of bits: it begins above 1.",
-    )
+def rivals_chart(frame: pd.DataFrame, level: float, title: str, caption: str) -> alt.TopLevelMixin:
+    """Bits per character by context K, for each kind of counting, and a line across: mini-GPT.
+
+    `frame` has the columns kind, K and bits.
+    """
+    curves = lines(frame, "K", "bits", "kind", points=True, y_title="bits per character")
+    x = alt.X("K:Q", title="K, characters seen").scale(zero=False)
+    curves = curves.encode(x.axis(values=sorted({*frame["K"]}), format="d", labelFlush=False))
+    across = alt.Chart(rounded(pd.DataFrame({"bits": [level], "label": ["mini-GPT"]})))
+    rule = across.mark_rule(color=PALETTE[2], strokeWidth=1.5).encode(y="bits:Q")
+    name = across.mark_text(align="right", x=475, dy=12, color=PALETTE[2])
+    return titled(alt.layer(curves, rule, name.encode(y="bits:Q", text="label:N")), title, caption)
 
 
 def influence_panels(maps: Mapping[str, Tensor]) -> alt.TopLevelMixin:
