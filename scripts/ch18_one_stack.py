@@ -450,7 +450,7 @@ titled(
 
 
 # %%
-def difference(own: pd.Series, other: pd.Series) -> str:
+def mean_difference(own: pd.Series, other: pd.Series) -> str:
     """The difference of two means, with a 95% interval from these runs alone (Welch's)."""
     interval = ttest_ind(own, other, equal_var=False).confidence_interval()
     return f"{own.mean() - other.mean():+.2f} ({interval.low:+.2f} to {interval.high:+.2f})"
@@ -461,7 +461,9 @@ table = {row: scores.round(2).to_dict() for row, scores in means.iterrows()}
 for row, rival in RIVALS.items():
     own, other = by_row.loc[row], by_row.loc[rival]
     table[row] |= {"against": rival}
-    table[row] |= {f"{score}, difference": difference(own[score], other[score]) for score in means}
+    table[row] |= {
+        f"{score}, difference": mean_difference(own[score], other[score]) for score in means
+    }
 pd.DataFrame(table).T.fillna("")
 
 # %% [markdown]

@@ -166,7 +166,7 @@ def fill_attention(place, attention: MultiHeadedAttention, norm: LayerNorm) -> N
 def fill_layer(place, layer: EncoderLayer | DecoderLayer) -> None:
     """Give CTranslate2's layer the weights of ours."""
     fill_attention(place.self_attention, layer.self_attn, layer.sublayer[0].norm)
-    if isinstance(layer, DecoderLayer):
+    if len(layer.sublayer) == 3:  # a decoder's layer
         fill_attention(place.attention, layer.src_attn, layer.sublayer[1].norm)
     fill_linear(place.ffn.linear_0, layer.feed_forward.expand)
     fill_linear(place.ffn.linear_1, layer.feed_forward.contract)
