@@ -9,10 +9,10 @@ import pytest
 from scripts.book import records
 from scripts.book.records import load_record, recorded
 from scripts.ch19_ablations import STUDY
-from scripts.studies import block, classify, gpt, grid, recipes, runner, stacks, table3
+from scripts.studies import block, classify, grid, recipes, runner, stacks, table3
 from scripts.studies.runner import SWEEP, Plan, Study, kept_at, study_command, these
 
-STUDIES = (block, classify, gpt, grid, recipes, stacks, table3)
+STUDIES = (block, classify, grid, recipes, stacks, table3)
 
 
 def valley(best, diverged=math.inf):
