@@ -377,7 +377,7 @@ for i in (0, 1, 4):
     print(f"right:  {texts[i]}\ntheirs: {tokenizer.decode(spoiled[i])}")
 
 # %% [markdown]
-# One suspects the training.
+# English words: one suspects the training.
 #
 # **Suspects.** (a) The weights. (b) An operation. (c) The sizes: R, S or T. (d) What the example fixed for ever.
 #
@@ -479,7 +479,7 @@ def filled_spec(model: EncoderDecoder, config: TrainConfig) -> Any:
 
 
 # %% [markdown]
-# The rest are settings. CTranslate2 must add `</s>` to a source: without it 7 of the forty texts change. Our ε is its default.
+# The rest are settings. CTranslate2 must add `</s>` to a source, as `source_ids` does; our ε is its default.
 
 
 # %%
