@@ -21,8 +21,11 @@ from scripts.ch06_training import BOS, EOS, greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import beam_search, dropout_off, hypothesis
 from scripts.ch14_leaving_home import (
+    STEP_SIZES,
+    OnnxDecoderStep,
     OnnxEncoder,
     export_ctranslate2,
+    export_graph,
     export_onnx,
     graph_function,
     host_greedy,
@@ -34,6 +37,7 @@ from scripts.core.settings import TrainConfig, build_model
 from scripts.corpora.load import load_corpus
 from scripts.exercises.ch14 import counting_step, host_beam
 from scripts.export import main
+from scripts.fast.export import step_example
 
 SAMPLE = ROOT / "models" / "sample-de-en"
 LIMIT, ALPHA = 60, 0.6
@@ -172,6 +176,25 @@ def test_graphs_take_any_size(untrained):
             expected = OnnxEncoder(model)(src, mask)
         (memory,) = encoder(src=src.numpy(), src_mask=mask.numpy())
         torch.testing.assert_close(torch.from_numpy(memory), expected, rtol=1e-4, atol=1e-4)
+
+
+class CountingStep(OnnxDecoderStep):
+    """A step that reads its position off `past`."""
+
+    def forward(self, tokens, past, cross, src_mask):
+        position = torch.full((1,), past.size(-2))
+        return super().forward(tokens, position, past, cross, src_mask)
+
+
+def test_a_step_can_read_its_position_off_the_past(untrained):
+    model = untrained[0].model
+    inputs = step_example(model, R=3, S=5, T=2)
+    del inputs["position"]
+    sizes = {name: STEP_SIZES[name] for name in inputs}
+    exported = export_graph(CountingStep(model), inputs, ["logits", "present"], sizes)
+    assert [part.name for part in exported.graph.input] == list(inputs)
+    step = graph_function(exported.SerializeToString())  # drops the position that it is given
+    assert all(step_gap(step, model, T, R=2, S=7, T=T) < 1e-4 for T in (0, 1, 2, 5, 255))
 
 
 def test_the_command_exports(shipped, tmp_path, capsys):

@@ -171,3 +171,10 @@ def fill_layer(place, layer: EncoderLayer | DecoderLayer) -> None:
     fill_linear(place.ffn.linear_0, layer.feed_forward.expand)
     fill_linear(place.ffn.linear_1, layer.feed_forward.contract)
     fill_norm(place.ffn.layer_norm, layer.sublayer[-1].norm)
+
+
+def open_translator(folder: Path):
+    """CTranslate2's `Translator` of a model that `export_ctranslate2` wrote, in float32."""
+    import ctranslate2
+
+    return ctranslate2.Translator(str(folder), compute_type="float32")
