@@ -312,7 +312,7 @@ title = "Filling gaps first saves most errors where labels are few"
 classify_chart(counted, always_singular, title)
 
 # %% [markdown]
-# Bag and encoder of a seed learned from the same captions. So each seed gives a difference of their errors (*saved*), and a ratio. The table has the means (of ratios the geometric one), with 95% intervals from these eight seeds alone.
+# Bag and encoder of a seed learned from the same captions. So each seed gives a difference of their errors (*saved*), and a ratio. The table has the means (of ratios the geometric one), with 95% intervals from these eight alone.
 
 
 # %%
@@ -334,7 +334,7 @@ assert (means[bag] - means["pretrained"]).is_monotonic_decreasing  # the chart's
 pd.DataFrame(table).T.rename_axis(["kind", "labels"])
 
 # %% [markdown]
-# With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. All three intervals of an encoder from scratch hold "no difference": the architecture alone doesn't help. How much of the lead is practice in this very question, the record can't say: that needs a masked model that is never asked for a verb.
+# With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. All three intervals of an encoder from scratch hold "no difference": the architecture alone shows no lead. How much of the lead is practice in this very question, the record can't say: that needs a masked model that is never asked for a verb.
 #
 # The seeds vary neither the test captions (with all labels the lead is 13 of 940) nor the masked model, so chance in these isn't counted.
 #
@@ -518,7 +518,7 @@ pd.DataFrame(table).T.fillna("")
 #
 # > **In short.** Mask and labels say what each variant is for. What each costs follows from counting.
 #
-# With $a = 4D^2 + 2DF$ for a layer's matrices, these are the multiplications of one pass over S source and T target tokens (or a row of n), without the generator's VD for each question. Attention's masked half is counted, and one stack's last outputs for the source, too:
+# With $a = 4D^2 + 2DF$ for a layer's matrices, these are the multiplications of one pass over S source and T target tokens (or a row of n), without the generator's VD for each question. Attention's masked half is counted, too, and one stack's last outputs for the source:
 #
 # | | matrices | attention |
 # |---|---|---|
