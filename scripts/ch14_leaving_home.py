@@ -313,7 +313,6 @@ print("the same tokens in all forty")
 
 # %%
 pytorch_step = export.module_function(OnnxDecoderStep(model))
-differences, margins = [], []
 
 
 def watched_step(**inputs: np.ndarray) -> list[np.ndarray]:
@@ -326,6 +325,7 @@ def watched_step(**inputs: np.ndarray) -> list[np.ndarray]:
 
 
 # %%
+differences, margins = [], []
 alone = [host_greedy(encoder, watched_step, config, [row], max_len=60)[0] for row in rows]
 assert alone == ours and max(differences) < 0.0001
 print(f"{len(margins)} choices. Smallest margin: {min(margins):.4f}. Differences: below 0.0001.")
