@@ -80,7 +80,7 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 who_writes()
 
 # %% [markdown]
-# They are by Hinton et al. (2015), Kim and Rush (2016: both kinds of distillation), Sennrich et al. (2016) and Shen et al. (2016). A model's text has faults. Each recipe works where they do little harm.
+# They are by Hinton et al. (2015), Kim and Rush (2016: both kinds of distillation), Sennrich et al. (2016) and Shen et al. (2016). A model's text has faults. Ask where they do harm: in what a model reads, or in what it learns to write.
 #
 # ## Distillation by words
 #
@@ -113,9 +113,9 @@ titled(
 #
 # $$ \mathcal{L} = -\tau^2 \sum_{n=1}^{N} \sum_{v=1}^{V} q_{nv} \log p_{nv}, \qquad q_n = \mathrm{softmax}(t_n / \tau), \quad p_n = \mathrm{softmax}(s_n / \tau). $$
 #
-# Its gradient with respect to $s_n$ is $\tau\,(p_n - q_n)$. Hot distributions differ little, by about $1/\tau$; so thanks to $\tau^2$ the steps keep their size.
+# Its gradient with respect to $s_n$ is $\tau\,(p_n - q_n)$. With a large $\tau$, $p$ and $q$ differ by about $1/\tau$. The factor $\tau^2$ makes up for it: the gradient keeps its size.
 #
-# Other losses differ from this one in $q$ alone. With all of $q_n$ on the person's word it is cross-entropy. With a part $\varepsilon$ of it spread evenly it is label smoothing: a teacher that doubts everywhere, and knows nothing.
+# With $\tau = 1$, two known losses differ only in $q$. With all of $q_n$ on the person's word it is cross-entropy. With a part $\varepsilon$ of it spread evenly it is label smoothing: a teacher that doubts everywhere, and knows nothing. (This series trains no student by words.)
 
 
 # %% tags=["yours"]
@@ -175,7 +175,29 @@ pd.DataFrame(rows, columns=["source", "a person", "the teacher"])
 #
 # ### On record
 #
-# The trainings of this section and of the next two are in [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save`): the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout, after five passes over Multi30k. Each row has three seeds and its own learning rate. All scores are of the validation split, which also chose the rates; BLEU is by greedy decoding. A verdict ([`verdict.py`](../scripts/book/verdict.py)) compares a row with the one that it has to beat.
+# The trainings of this section and of the next two are in [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save`): the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout. A training is five passes over Multi30k; for *a part* and the reverse model, up to 32 passes over the part. Each row has three seeds and its own learning rate. All scores are of the validation split, which also chose the rates and each run's best pass; BLEU is by greedy decoding.
+#
+# The teacher's English has fewer different words, and the next word is easier to guess from the last (its entropy, in nats):
+
+# %%
+runs = pd.DataFrame(load_record("recipes-multi30k")["runs"])
+runs = runs[runs["seed"] > 0]  # seed 0 chose the rates
+of_teacher = runs[runs["row"] == "teacher's translations"].iloc[0]
+word_counts = {"people": of_teacher["people"], "the teacher": of_teacher["facts"]}
+table = pd.DataFrame(word_counts).T.astype({"words": int, "types": int}).round(2)
+table.rename(columns={"types": "different words", "entropy": "next word's entropy"})
+
+# %% [markdown]
+# **Predict.** One student learns from the teacher's text, another from people's. Which has the lower loss on the validation captions as people wrote them? Which has the higher BLEU?
+
+# %%
+means = runs.groupby("row")[["bleu", "chrf", "loss", "loss_teacher", "words"]].mean()
+for row in ("all pairs", "teacher's translations"):
+    nats = "{loss:.2f} nats a token on people's captions, {loss_teacher:.2f} on the teacher's"
+    print(f"{row}:", nats.format(**means.loc[row]))
+
+# %% [markdown]
+# A verdict compares a row with the one that it has to beat. Rows that are judged together share one spread between seeds.
 
 # %%
 TO_BEAT = {
@@ -186,41 +208,22 @@ TO_BEAT = {
     "a part, back-translated by sampling": "a part",
 }
 of_all, of_part = list(TO_BEAT)[:3], list(TO_BEAT)[3:]  # rows that know all pairs, or a part
-runs = pd.DataFrame(load_record("recipes-multi30k")["runs"])
-runs = runs[runs["seed"] > 0]  # seed 0 chose the rates
-means = runs.groupby("row")[["bleu", "chrf", "loss", "loss_teacher", "words"]].mean()
 
 
 def judged_together(rows: Collection[str], score: str = "bleu") -> dict[str, Verdict]:
-    """These rows as one family: each one's score against that of the row that it has to beat."""
+    """Each of these rows against the one that it has to beat."""
     against = {row: TO_BEAT[row] for row in rows}
     scores = runs.groupby("row")[score].agg(list)
     return verdicts({row: scores[row] for row in (*against, *against.values())}, against)
 
 
-# %% [markdown]
-# The teacher's English has fewer different words, and the next word is easier to guess from the last (its entropy, in nats):
-
-# %%
-of_teacher = runs[runs["row"] == "teacher's translations"].iloc[0]
-english = pd.DataFrame({"people": of_teacher["people"], "the teacher": of_teacher["facts"]}).T
-english = english.astype({"words": int, "types": int}).round(2)
-english.rename(columns={"types": "different words", "entropy": "next word's entropy"})
-
-# %% [markdown]
-# **Predict.** One student learns from the teacher's text, another from people's. Which has the lower loss on the validation captions as people wrote them? Which has the higher BLEU?
-
-# %%
-for row in ("all pairs", "teacher's translations"):
-    nats = "{loss:.2f} nats a token on people's captions, {loss_teacher:.2f} on the teacher's"
-    print(f"{row}:", nats.format(**means.loc[row]))
 by_bleu = judged_together(of_all)
 print(verdict_line("teacher's translations", by_bleu["teacher's translations"], "all pairs"))
 
 # %% [markdown]
-# The teacher's student predicts people's words *worse*, yet what it writes is closer to people's text. The loss charges for each wording that the student gave up. BLEU looks only at the one that it writes.
+# The teacher's student predicts people's words *worse*, yet what it writes is closer to people's text. BLEU looks only at that.
 #
-# The teacher had learned these very captions: its BLEU is 51.7 on them, 41.3 on validation. The record says nothing of a teacher that hadn't.
+# The teacher had learned these very captions: its BLEU is 51.7 on them, 41.3 on validation. We didn't try a teacher that had never seen them.
 
 
 # %% [markdown]
@@ -242,14 +245,14 @@ def turned_around(data: TrainingData) -> TrainingData:
         split: [(target, source) for source, target in pairs]
         for split, pairs in data.corpus.items()
     }
-    train, val = (
+    train, val = (  # bos stands before a target only
         [Example(e.tgt[1:], [BOS, *e.src]) for e in examples] for examples in (data.train, data.val)
     )
     return replace(data, corpus=corpus, train=train, val=val)
 
 
 # %% [markdown]
-# **Your turn.** The model's text must land on the side that is *read*. On the other side it would replace a person's target, and the training loss would look splendid: a model's text is easy.
+# **Your turn.** Write `back_translated`; `reverse` writes German for English that has none. The model's text must land on the side that is *read*. On the other side it would replace a person's target, and the training loss would look splendid: a model's text is easy.
 
 
 # %% tags=["yours"]
@@ -262,14 +265,15 @@ def back_translated(
     """
     pairs = data.corpus["train"]
     alone = [i for i in range(len(pairs)) if i not in known]
-    made = dict(zip(alone, reverse([pairs[i][1] for i in alone]), strict=True))
-    return with_pairs(data, [(made.get(i, pair[0]), pair[1]) for i, pair in enumerate(pairs)])
+    new_sources = dict(zip(alone, reverse([pairs[i][1] for i in alone]), strict=True))
+    written = [(new_sources.get(i, pair[0]), pair[1]) for i, pair in enumerate(pairs)]
+    return with_pairs(data, written)
 
 
 # %%
 capitals = back_translated(few, range(0, 20, 4), lambda texts: [text.upper() for text in texts])
-for i, (made, person) in enumerate(zip(capitals.corpus["train"], captions, strict=True)):
-    assert made == (person if i % 4 == 0 else (person[1].upper(), person[1]))
+for i, (pair, person) in enumerate(zip(capitals.corpus["train"], captions, strict=True)):
+    assert pair == (person if i % 4 == 0 else (person[1].upper(), person[1]))
 print(" | ".join(capitals.corpus["train"][9]))  # by a "reverse model" that only writes capitals
 
 # %% [markdown]
@@ -278,52 +282,49 @@ print(" | ".join(capitals.corpus["train"][9]))  # by a "reverse model" that only
 # One pair in sixteen is known, 1,812 in all. A reverse model, trained on these pairs, writes German for the other 27,188 captions: greedily, or drawn.
 
 # %%
-backs = {"a part, back-translated": "greedy", "a part, back-translated by sampling": "drawn"}
-made = runs[runs["row"].isin(backs)].assign(german=runs["row"].map(backs))
-print("BLEU of the German:", made.groupby("german")["back_bleu"].mean().round(1).to_dict())
+german_of = {"a part, back-translated": "greedy", "a part, back-translated by sampling": "drawn"}
+german_bleu = runs.groupby(runs["row"].map(german_of))["back_bleu"].mean()
+print("BLEU of the German:", german_bleu.round(1).to_dict())
 by_bleu |= judged_together(of_part)
-for row in backs:
+for row in german_of:
     print(verdict_line(row, by_bleu[row], TO_BEAT[row]))
-means.loc[["a part", *backs, "all pairs"], ["loss", "bleu"]].round(2)
+means.loc[["a part", *german_of, "all pairs"], ["loss", "bleu"]].round(2)
 
 # %% [markdown]
 # Either German takes 0.9 nats or more off the loss. Greedy German also adds three BLEU, drawn German none. **Predict.** What did the drawn German teach, if not to translate?
 #
-# A suspicion: it taught English. A model can guess the next word from the English before it, or from the source. From 27,188 more captions it learns more English, whatever stands beside them. The loss rewards that, but good English about something else has no BLEU.
+# A suspicion: it taught English. A model can guess the next word from the English before it, or from the source. More captions teach more English, whatever stands beside them. The loss rewards that, but good English about something else has no BLEU.
 #
-# A test: how low does the loss get *without any source*? A model that only counts English pieces guesses each from the three before it, at most ([`english.py`](../scripts/studies/english.py), `python -m scripts.studies.english --save`). If its loss stays far above that of the translator that read drawn German, the suspicion is wrong.
+# A test: how low does the loss get *without any source*? A model that only counts English pieces guesses each from the two before it, the best of four lengths ([`english.py`](../scripts/studies/english.py), `python -m scripts.studies.english --save`). If its loss falls far less than the translator's, the suspicion is wrong. (We had set no bound.)
 
 # %%
 counted = pd.DataFrame(load_record("english-multi30k")["runs"])
-alone = counted.groupby("row")["loss"].min()  # of the best length of context
-rows = [("English counted, no German", alone["a part"], alone["all pairs"], "no BLEU")]
-for row, german in (*reversed(backs.items()), ("all pairs", "people's")):
+of_english = counted.groupby("row")["loss"].min()  # of the best length of context
+rows = [("English counted, no German", of_english["a part"], of_english["all pairs"], "")]
+for row, german in ((of_part[1], "drawn"), (of_part[0], "greedy"), ("all pairs", "people's")):
     loss, bleu = means.loc[row, ["loss", "bleu"]]
     rows.append((f"{german} German", means.loc["a part", "loss"], loss, f"BLEU {bleu:.1f}"))
-falls = pd.DataFrame(rows, columns=["row", "part", "whole", "note"])
-gains = (falls["part"] - falls["whole"]).to_list()
-assert 0.85 < gains[0] / gains[1] < 1  # what English alone gains of what the translator gains
 falls_chart(
-    falls,
+    pd.DataFrame(rows, columns=["row", "part", "whole", "note"]),
     "part",
     "whole",
-    "Without a word of German, the loss falls nearly as far",
-    "Open: from the part's 1,812 pairs. Filled: with the other 27,188 captions, too, and the German "
-    "that stands beside them. The translator of the part alone has BLEU 9.9.",
+    "English alone takes the loss nearly as far down as drawn German",
+    "Open: from the part's 1,812 pairs, the same translators in all three rows (BLEU 9.9). Filled: "
+    "with the other 27,188 captions, too, and the German that stands beside them.",
 )
 
 # %% [markdown]
-# The suspicion holds. From the same captions the counting model gains 0.82 nats, the translator with drawn German 0.91. So nine tenths of the fall can be had without any source, by a model as crude as this. Even the part alone gave the translator hardly more than counted English: 3.76 nats to 3.84.
+# The test didn't refute the suspicion. From the same captions the counting model gains 0.82 nats, the translator with drawn German 0.91. So nine tenths of the fall can be had without any source, by a model as crude as this; how the translator got it, the test doesn't say.
 #
-# German that people wrote takes another 0.7 nats off: that is what reading is worth. Greedy German, with a BLEU of 8, takes only 0.08 nats more off than drawn German, and adds three BLEU. So where a model can gain by writing alone, its loss says little about how well it translates.
+# Greedy German takes only 0.08 nats more off than drawn German, and adds three BLEU. So where a model can gain by writing alone, its loss says little about how well it translates.
 #
-# (All seeds have the same 1,812 pairs.)
+# (The intervals don't count the choice of the 1,812 pairs: all seeds share it.)
 
 
 # %% [markdown]
 # ## Minimum risk
 #
-# > **In short.** In use a model follows its own words, and the whole text is judged. So let it write several texts, mark each, and shift probability from the bad ones to the good.
+# > **In short.** In use the whole text is judged. So let a model write several texts, mark each, and shift probability from the bad ones to the good.
 #
 # With $y^\star$ the person's translation, a mark $\Delta$ says how bad a text is: 0 is perfect. The *risk* is the mean mark of the texts that the model draws:
 #
@@ -357,9 +358,9 @@ torch.testing.assert_close(risks, torch.tensor([1 / (1 + 3**0.5), 0.5 / 3]))
 #
 # The derivative is $\partial \tilde R / \partial \ell_y = \alpha\, Q(y)\, (\Delta(y, y^\star) - \tilde R)$. Descent pushes up the candidates that are better than their set's mean under $Q$, and pushes the others down.
 #
-# **Pitfall: raw probabilities.** Leave out the denominator, and the loss is $\sum_{y \in \mathcal{S}} P(y)\,\Delta(y, y^\star)$. Its derivative $P(y)\,\Delta(y, y^\star)$ is never negative: every text of the set that isn't perfect is pushed down, and its probability goes to texts that weren't drawn, good or bad.
+# **What the denominator does.** Leave it out, and each text that wasn't drawn counts as perfect, with a mark of 0. So all of them go up, good or bad.
 #
-# A toy knows six captions; four of them are drawn. A person wrote "A dog is sleeping." **Predict.** Which of the four does each loss push up? (Up is positive.)
+# A toy knows six captions, each with a score; P is the scores' softmax. Four captions are drawn. A person wrote "A dog is sleeping." **Predict.** Which of the six scores does each loss push up? (Up is positive.)
 
 
 # %%
@@ -375,19 +376,20 @@ def chrf_risks(texts: Sequence[str], reference: str) -> list[float]:
 toy = {"A man is sleeping.": 0.4, "A dog sleeps.": 0.2, "A dog is asleep.": 0.1}  # with P
 toy |= {"Two men play chess.": 0.2, "A dog is sleeping.": 0.05, "A dog is running.": 0.05}
 marks = torch.tensor(chrf_risks([*toy], "A dog is sleeping."))  # (6,)
-logs = torch.tensor([*toy.values()]).log().requires_grad_()  # (6,)
+scores = torch.tensor([*toy.values()]).log().requires_grad_()  # (6,)
+logs = scores.log_softmax(dim=0)
 drawn, marks_of_drawn = logs[:4], marks[:4]
 risk = risk_of_candidates(drawn, marks_of_drawn, [4], alpha=0.5)[0]
-(push,) = torch.autograd.grad(-risk, logs)
-(raw_push,) = torch.autograd.grad(-(drawn.exp() @ marks_of_drawn), logs)
+(push,) = torch.autograd.grad(-risk, scores, retain_graph=True)
+(raw_push,) = torch.autograd.grad(-(drawn.exp() @ marks_of_drawn), scores)
 by_formula = 0.5 * (0.5 * drawn).softmax(dim=0) * (risk - marks_of_drawn)
 torch.testing.assert_close(push[:4], by_formula)
 columns = {"P": logs.exp(), "Δ": marks, "push by Q": push, "push by raw P": raw_push}
 table = pd.DataFrame({name: values.tolist() for name, values in columns.items()}, index=[*toy])
-table.head(4).round(3)
+table.round(3) + 0.0  # no -0.0
 
 # %% [markdown]
-# Q pushes up the two that are better than the mean; raw P pushes all four down. (chrF counts letters: by its mark the wrong animal is better than another verb.)
+# Of the drawn, Q pushes up the two that are better than the mean; it leaves the undrawn two alone. Raw P pushes both of these up by 0.024, the right text and *A dog is running.* alike.
 #
 # Each step sees only what was drawn. **Predict.** Does the *true* risk fall, the mean over all six? What if the reference always joins the candidates?
 
@@ -395,17 +397,19 @@ table.head(4).round(3)
 print(f"true risk before: {logs.exp() @ marks:.2f}")
 for name, joining in {"drawn": [], "drawn, and the reference": [4]}.items():
     generator, scores = torch.Generator().manual_seed(0), logs.detach().clone().requires_grad_()
-    for _ in range(100):
+    for step in range(1, 1001):
         log_p = scores.log_softmax(dim=0)
         eight = log_p.exp().multinomial(8, replacement=True, generator=generator).tolist()
         chosen = sorted({*eight, *joining})  # each once
         risk = risk_of_candidates(log_p[chosen], marks[chosen], [len(chosen)], alpha=0.5)
         (slope,) = torch.autograd.grad(risk.sum(), scores)
         scores = (scores - slope).detach().requires_grad_()
-    print(f"after 100 steps, {name}: {scores.softmax(dim=0) @ marks:.2f}")
+        if step in (100, 1000):
+            true_risk, likeliest = scores.softmax(dim=0) @ marks, [*toy][scores.argmax()]
+            print(f"{name}, {step:,} steps: {true_risk:.2f}; the likeliest: {likeliest}")
 
 # %% [markdown]
-# It falls. But a model that learns from its own attempts alone finds only what it draws: this one has settled on *A man is sleeping.* With the reference among the candidates it learns the right text, so the record has it there, too.
+# It falls, from draws alone slowly: after 100 steps a wrong text leads. What isn't drawn isn't pushed up. With the reference in every set the right text leads soon, so the record has it there, too.
 #
 # ### On record
 #
@@ -422,7 +426,7 @@ means.loc[["all pairs", "more cross-entropy", "minimum risk"], ["words"]].round(
 # %% [markdown]
 # chrF, the goal, went up, and BLEU went down. The captions, a bit too short before, are now too long by half a word. chrF counts recall twice as much as precision; BLEU charges for each word too many. So judge such a training by another score than its own.
 #
-# The back-translated rows scatter three times as much, so we judged them apart. What if we hadn't?
+# The back-translated rows scatter three times as much, so we judged them apart. If we hadn't:
 
 # %%
 at_once = judged_together(TO_BEAT)
@@ -430,7 +434,7 @@ for row in ("teacher's translations", "minimum risk"):
     print(verdict_line(row, at_once[row], TO_BEAT[row]))
 
 # %% [markdown]
-# Distillation's gain stands in either family. The loss of BLEU by minimum risk stands only beside rows that scatter as little.
+# Distillation's gain stands. Minimum risk's loss of BLEU is then within noise.
 
 
 # %% [markdown]
@@ -438,19 +442,18 @@ for row in ("teacher's translations", "minimum risk"):
 #
 # > **In short.** Whole trainings of chapter 9's model, and two tests that disagree.
 #
-# The record's models are small. Which recipe makes chapter 9's model better? Five names tell the story ([all of them](../docs/ladder.md)). Each goes on from that model's weights.
+# The record's models are small. Which recipe makes chapter 9's model better? Each of these goes on from that model's weights ([all runs](../docs/ladder.md)).
 #
 # | name | what it does |
 # |---|---|
 # | *onward* | trains on: six more passes over people's pairs |
-# | *widened* | trains on people's pairs and on three models' translations of them (*data diversification*, Nguyen et al. 2020); it reads about as many pairs |
-# | *risk* | trains by minimum risk, once or twice over all pairs |
+# | *widened* | trains on people's pairs, on chapter 9's English for their German, and on two reverse models' German for their English (*data diversification*, Nguyen et al. 2020) |
+# | *risk* | trains by minimum risk over all pairs, two of six runs twice. Candidates are the eight best texts of a beam, a mark is 1 − BLEU/100, cross-entropy stays in the loss ([`risk.py`](../scripts/studies/risk.py)) |
 # | *risk-mean* | the mean of three risk runs' weights |
+# | *widened-mean* | the mean of two widened runs' weights |
 # | *all-mean* | the mean of three risk runs' and two widened runs' weights |
 #
 # Short runs from the same weights stay so near to each other that their weights can be averaged (Wortsman et al. 2022).
-#
-# *Risk* differs from the section above ([`risk.py`](../scripts/studies/risk.py)). The candidates are the eight best texts of a beam, and a mark is 1 − BLEU/100 of the single text. In $Q$ the score by which a beam chooses stands for $\alpha\,\ell_y$: $Q(y) \propto \exp(6\,\ell_y / |y|)$, with $|y|$ the tokens of $y$, its end included. And the person's text stays in the loss: a token's cross-entropy, plus 150 times its source's risk.
 #
 # Validation chose each run's length penalty. test_2016_flickr comes from the same collection as training and validation; the photographs of test_2017_flickr were collected later (Elliott et al. 2017). **Predict.** Which recipes gain on both tests?
 
@@ -463,33 +466,42 @@ NAMES = {
     "risk": [f"ladder-risk-long-{seed}" for seed in (1, 2, 3, 4)]
     + ["ladder-risk-again-1", "ladder-risk-again-3"],  # a second pass
     "risk-mean": ["ladder-risk-mean-1"],
+    "widened-mean": ["ladder-widened-mean-1"],
     "all-mean": ["ladder-all-mean-1", "ladder-all-mean-3"],
 }
 records = {run: load_record(run) for names in NAMES.values() for run in names}
-rows = [
+ladder = pd.DataFrame(
     {"name": name, "run": run} | {TESTS[t]: records[run]["test"][t]["bleu"] for t in TESTS}
     for name, names in NAMES.items()
     for run in names
-]
-ladder = pd.DataFrame(rows)
+)
 first, second = TESTS.values()
-scores = ladder.groupby("name")[[first, second]]
-lead = scores.mean() - scores.mean().loc["chapter 9"]
-assert scores.min().loc["risk", first] > 41.9 and lead.loc["risk", second] < -0.5
-assert (lead.loc["all-mean"] > 0.5).all() and lead.loc["onward", second] < lead.loc["risk", second]
+# python -m scripts.evaluate --model models/multi30k-de-en --beam 5 --alpha 1.4
+ladder.loc[0, [first, second]] = 41.90, 37.01
 two_tests_chart(
     ladder,
     first,
     second,
-    "Minimum risk gains on one test and loses on the other; the mean of all gains on both",
-    "BLEU with a beam of 5, a mark for each run. Dashed: chapter 9's model, whose length penalty "
-    "is 0.6; with one chosen as for the others it has 41.9 on the test of 2016.",
+    "On average minimum risk gains on one test only; all-mean leads on both",
+    "BLEU with a beam of 5 and the length penalty that validation chose, a mark for each run. "
+    "Dashed: chapter 9's model with 1.4, chosen likewise; with chapter 9's 0.6 it has 41.6 and 37.4.",
 )
 
 # %% [markdown]
-# *All-mean*, by 1.3 and 0.5. *Widened* stays where it began: its 0.3 on the test of 2016 is what the length penalty alone would give. Minimum risk gains 0.7 there (0.4 beyond the penalty) and loses 0.6 on the test of 2017, where five runs of six lose. Is the risk to blame? *Onward* has none, and loses a whole point. *Widened* has onward's rate and dropout and reads about as many pairs, but in other wordings, and it loses nothing. So reading the same texts again is enough to lose there, and new wordings protect.
+# A greedy search has no length penalty. Mean leads over chapter 9's model:
+
+# %%
+for test, label in TESTS.items():
+    ladder[f"{label}, greedy"] = [
+        records[run]["test"][test]["bleu_greedy"] for run in ladder["run"]
+    ]
+scores = ladder.drop(columns="run").groupby("name", sort=False).mean()
+(scores - scores.loc["chapter 9"]).round(2)
+
+# %% [markdown]
+# With a beam only *all-mean* gains clearly on both tests: 1.0. (Greedily *widened* gains 0.7 on both.) Minimum risk gains on the test of 2016. On that of 2017 it loses: on average 0.2 with a beam, in four runs of six, and 1.2 greedily. Is the risk to blame? *Onward* has none, and loses there, too. *Widened* has onward's rate and dropout and reads about as many pairs, and it gains. So reading the same texts again is enough to lose there. Texts that models wrote beside them help; we didn't test which.
 #
-# Averaging the risk runs alone doesn't help there: *risk-mean* has 37.0. And with the widened runs?
+# Averaging risk runs doesn't help on the test of 2017: *risk-mean* has 37.0. Two widened runs reach 37.9 there, but 42.0 on that of 2016. And both kinds?
 
 # %%
 rows = {}
@@ -504,20 +516,20 @@ for run in NAMES["all-mean"]:
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# The mean is better than the best of its five runs, on both tests, in two trials that have no run in common. And it is as small and fast as one of them.
+# The mean is better than the best of its five runs, on both tests, in two trials that have no run in common. It is as small and fast as one of them.
 #
 # ### The tests had a say
 #
 # *All-mean* ships: `make translate` uses its second seed, which validation picked. Two doubts remain.
 #
-# - Is the lead luck? `python -m scripts.evaluate --beam 5 --against models/multi30k-de-en` makes the comparison of [chapter 10](ch10_judging.ipynb): on test_2016_flickr +1.43 (0.75 to 2.09, p = 0.0004; 0.3 of it is the length penalty), on test_2017_flickr +0.52 (−0.26 to 1.41, p = 0.12). On the second test it may be luck.
-# - Validation alone should choose. It had chosen *risk-mean*, which we didn't ship since it loses on test_2017_flickr; that led to *widened* and *all-mean*. So the tests had a say, and their scores flatter.
+# - Is the lead luck? `python -m scripts.evaluate --beam 5 --against models/multi30k-de-en` makes the comparison of [chapter 10](ch10_judging.ipynb): on test_2016_flickr +1.43 (0.75 to 2.09, p = 0.0004; 0.3 of it is the length penalty), on test_2017_flickr +0.52 (−0.26 to 1.41, p = 0.12; here the penalty costs 0.4). On the second test it may be luck.
+# - Validation alone should choose. It had chosen *risk-mean*, which we didn't ship: on test_2017_flickr it has 37.0, chapter 9's model 37.4. That led to *widened* and *all-mean*. So the tests had a say, and their scores flatter.
 #
 # ## Summary
 #
 # - Distillation by words puts the teacher's probabilities in the label's place.
 # - Distillation by sequences gains BLEU, though its students predict people's words worse.
-# - Back-translated German has to carry meaning. From noise a model learns to write, and its loss hides the difference.
+# - Greedy back-translation gained BLEU, drawn showed none; the loss fell nearly alike. Loss can hide what a model doesn't read.
 # - Minimum risk contrasts the model's own attempts. It improves its mark; ask another.
 # - Runs that go on from the same weights can be averaged. The best model here is such a mean.
 #
@@ -549,7 +561,7 @@ check(closest_to_people)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# Language models are tuned by a policy gradient called RLOO (REINFORCE leave-one-out: Kool et al. 2019, Ahmadian et al. 2024). Each source has two or more drawn candidates; duplicates stay. A candidate's loss is $\log P(y)$ times its excess risk: $\Delta(y)$ minus the mean $\Delta$ of its source's *other* candidates. Return the mean over all N. `log_probs`, `risks` and `counts` are those of `risk_of_candidates` (`counts` says how many candidates each source has); let no gradient flow into the marks. (`solution("policy_loss")` shows ours.)
+# Language models are tuned by a policy gradient called RLOO (REINFORCE leave-one-out: Kool et al. 2019, Ahmadian et al. 2024). Each source has two or more drawn candidates; duplicates stay. A candidate's loss is $\log P(y)$ times its excess risk: $\Delta(y)$ minus the mean $\Delta$ of its source's *other* candidates. Return the mean over all N. `log_probs`, `risks` and `counts` are those of `risk_of_candidates`; let no gradient flow into the marks. (`solution("policy_loss")` shows ours.)
 
 
 # %%

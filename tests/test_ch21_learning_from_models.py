@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from statistics import mean
 
 import pytest
 import torch
@@ -91,6 +92,24 @@ def test_the_model_that_ships_is_a_mean_of_five_runs_with_none_in_common():
     assert ships["weights_sha256"] == sha256(DEFAULT_MODEL / "model.safetensors")
     parts = [set(record["learned_from"]["mean_of"]) for record in (first, ships)]
     assert parts[0].isdisjoint(parts[1]) and [*map(len, parts)] == [5, 5]
+
+
+def test_the_titles_of_the_charts_hold_in_the_records():
+    recipes, counted = (load_record(f"{name}-multi30k")["runs"] for name in ("recipes", "english"))
+
+    def loss(row, runs, middle):
+        return middle(run["loss"] for run in runs if run["row"] == row and run["seed"])
+
+    by_english = loss("a part", counted, min) - loss("all pairs", counted, min)
+    by_sampling = loss("a part", recipes, mean)
+    by_sampling -= loss("a part, back-translated by sampling", recipes, mean)
+    assert 0.85 < by_english / by_sampling < 1
+    risk = ladder("risk-long", 1, 2, 3, 4) + ladder("risk-again", 1, 3)
+    for test, before, sign in ((FIRST, 41.90, 1), (SECOND, 37.01, -1)):  # as the chapter has them
+        assert sign * (mean(record["test"][test]["bleu"] for record in risk) - before) > 0.1
+        assert all(
+            record["test"][test]["bleu"] > before + 0.8 for record in ladder("all-mean", 1, 3)
+        )
 
 
 @pytest.mark.audit

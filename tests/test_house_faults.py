@@ -135,8 +135,8 @@ FAULTS = {
             "logs).exp() @ marks",
         ),
         "what a model wrote back is learned, not read": (
-            "made.get(i, pair[0]), pair[1]",
-            "pair[0], made.get(i, pair[1])",
+            "new_sources.get(i, pair[0]), pair[1]",
+            "pair[0], new_sources.get(i, pair[1])",
         ),
     },
     ("ch22_*", "test_ch22_*"): {
