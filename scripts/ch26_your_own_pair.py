@@ -355,9 +355,9 @@ actors_chart(causes)
 pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]  # of a recorded run
 
 # %% [markdown]
-# The capital letter brought most strangers: with a small one only 14 to 33% remain. `▁K`, `u`, `ret` are no basket: 1 to 7% of the outputs name the thing, and with the small letter 76 to 96%. In the usual order, too, a capital hides it: only 16 to 35% are right.
+# The capital letter brought most strangers: with a small one, 14 to 33% begin with a stranger. `▁K`, `u`, `ret` are no basket: 1 to 7% of the outputs name the thing, and with the small letter 76 to 96%. In the usual order, too, a capital hides it: only 16 to 35% are right.
 #
-# The order does the rest. Now the basket is read, but the actor gets lost: only 9 to 48% of the outputs name it.
+# The order does the rest: the basket is read, but only 9 to 48% of the outputs name the actor.
 #
 # Why doesn't the model trust the ending? Half of the objects in training had none. We trained again with endings on all: between beings 87 to 100% of the outputs still begin with the object ([record](../results/ruvel-endings.json)). Place and ending always agreed: no sentence shows that the ending counts.
 #
