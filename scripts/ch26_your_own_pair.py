@@ -70,7 +70,7 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # make living MODEL=runs/ruvel                                        # a page that translates
 # ```
 #
-# `ruvel.tsv` has a source, a tab and a target on each line. We walk this road by hand, with a file that `python -m scripts.corpora.invented` makes.
+# `ruvel.tsv` has a source, a tab and a target on each line. We take the same steps in Python; `python -m scripts.corpora.invented` writes the file.
 #
 # ## A language that nobody speaks
 #
@@ -106,11 +106,11 @@ titled(
 #
 # ## Look before you train
 #
-# > **In short.** Files are made by people. A report names each oddity; nothing is dropped in silence.
+# > **In short.** A report names each oddity; nothing is dropped in silence.
 #
 # We spoil the file with eight slips such as real corpora have.
 #
-# **Predict.** The report leaves four of the eight out, and keeps four. Which?
+# **Predict.** The report leaves four out. Which?
 
 # %%
 slips = {
@@ -133,13 +133,13 @@ with TemporaryDirectory() as folder:
 print(report_text(own.report))
 
 # %% [markdown]
-# A pair without a target teaches nothing, a copied source teaches copying, a pair twice counts double, and a translation six times as long is probably none. For lines 200 and 400 that is a guess (a name may equal its translation): look at them. The other four can be mended by hand, so they stay. Swap line 600 yourself.
+# A pair without a target teaches nothing, a copy teaches copying, a pair twice counts double, and a translation six times as long is probably none. Lines 200 and 400 are guesses (a name may equal its translation): look at them. Of the four that stay, line 500 is mended already; 600, 700 and 800 you mend by hand.
 #
 # ## What may be held out
 #
 # > **In short.** A test sentence with a twin in training asks what the model remembers.
 #
-# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order. **Your turn.** Write what they share. `letters_only(text)` helps: it replaces all but letters by spaces. It keeps the vowel signs of Hindi, and writes é, which may be two signs, in one way.
+# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order. **Your turn.** Write what they share. `letters_only(text)` helps: it replaces all but letters by spaces.
 
 
 # %% tags=["yours"]
@@ -186,18 +186,19 @@ assert not {s[0] for s, _ in train_part} & {s[0] for s, _ in held_out}, "a twin 
 assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 
 # %% [markdown]
-# `scripts.train` keeps twins out of training, too: also sentences that share 80% of their word triples.
+# `scripts.train` does so, too, also with sentences that share 80% of their word triples.
 #
 # ## Choose, train, judge
 #
 # > **In short.** Few pairs want many passes; then a narrow model is enough.
 #
-# `scripts.train` takes the settings from the number of pairs; each can be overridden.
+# `scripts.train` takes the settings from the number of pairs.
 
 # %%
 count = len(own.splits["train"])
 print(f"for our {count:,} pairs:", reason_for(count))
-recipes = {count: asdict(TrainConfig(**recipe_for(count))) for count in (1000, 3000, 10000, 29000)}
+sizes = (count, 3000, 10000, 29000)
+recipes = {size: asdict(TrainConfig(**recipe_for(size))) for size in sizes}
 pd.DataFrame(recipes).T[["layers", "d_model", "vocab", "dropout", "epochs"]]
 
 # %% [markdown]
@@ -239,7 +240,7 @@ def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
 
 
 # %% [markdown]
-# Our grammar writes one translation, so we count exact ones. The test set is the last 200 pairs, cut by place; two have a twin in training, worth at most one point. **Predict.** How many of the 200 will be exactly right?
+# Our grammar writes one translation, so we count exact ones. The test set is simply the last 200 pairs: a generated file has few twins (two here, worth at most one point). **Predict.** How many of the 200 will be right?
 
 
 # %%
@@ -252,11 +253,11 @@ def ruvel_corpus(construction: str = "plain") -> dict[str, PAIRS]:
 # %%
 data = prepare(LEARNER, ruvel_corpus())
 model = fitted(LEARNER, data)
-old = data.corpus["test"]
-assert with_twins(data.corpus["train"], old) == 2 / 200 and exact(model, old) > 0.9
+test = data.corpus["test"]
+assert with_twins(data.corpus["train"], test) == 2 / 200 and exact(model, test) > 0.9
 
 # %% [markdown]
-# Nearly all are: with eight seeds 97.0 to 98.5% ([record](../results/ruvel.json)).
+# Nearly all are right: 97.0 to 98.5% with eight seeds ([record](../results/ruvel.json)).
 #
 # ## Where it fails
 #
@@ -275,7 +276,7 @@ ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok bi
 print(*fast_translate(model, ASKED), sep="\n")
 
 # %% [markdown]
-# Ask your own ([all words](../scripts/corpora/invented.py)). Now two hundred negations.
+# Ask your own ([words](../scripts/corpora/invented.py)). Now two hundred negations.
 
 
 # %%
@@ -290,16 +291,16 @@ assert says_not(translations(model, negated)) == exact(model, negated) == 0
 print(data.tokenizer.pieces("nok"))
 
 # %% [markdown]
-# None comes out right; no output of eight seeds holds a *not*. No English sentence in training has one. Nor is there an alarm: `nok` is cut into two known pieces. Does it change anything? **Instrument.** Delete `nok`, and compare. The shares of outputs that stay the same, for eight seeds:
+# None comes out right; no output of eight seeds holds a *not*. No English sentence in training has one. Nor does an unknown piece warn us: `nok` is cut into two known ones. Does it change anything? **Instrument.** Delete `nok`. These shares of the outputs stay the same, for eight seeds:
 
 # %%
 record = load_record("ruvel")
 print(*sorted(f"{run['same_without_nok']:4.0%}" for run in record["runs"]))
 
 # %% [markdown]
-# With seven seeds `nok` changes nothing in most outputs; with one it changes nearly all. It changes other words: with `nok` the horse that sang in the forest *sleeps* there ([record](../results/ruvel-causes.json), seed 1).
+# With seven seeds `nok` changes nothing in most outputs; with one it changes nearly all. Where it changes something, it is other words: seed 1 lets the horse that sang in the forest *sleep* there ([record](../results/ruvel-causes.json)).
 #
-# With the object first, two outputs of a hundred are right. **Experiment.** Who acts in them: the object, the true actor, or a stranger, who isn't in the sentence? The control has the same words in the usual order. **Predict.** Who acts if the object is a being, and who if it is a thing?
+# With the object first 3 to 5 of 200 are right, and three mean the same either way (*Alenite aleni limel*). **Experiment.** Who acts? We take the output's first noun. Is it the object, the true actor, or a stranger, who isn't in the sentence? The control has the same words in the usual order. **Predict.** Who acts if the object is a being, and who if it is a thing?
 
 
 # %%
@@ -307,7 +308,7 @@ ACTORS = ["the object", "the true actor", "a stranger"]
 
 
 def who_acts(outputs: Sequence[str], pairs: PAIRS) -> pd.DataFrame:
-    """The share of outputs in which each of `ACTORS` acts, for pairs whose object comes first.
+    """The share of outputs whose first noun is each of `ACTORS`; the pairs' object comes first.
 
     A row is for objects that are beings, and one for things. A pair counts if its nouns differ.
     """
@@ -329,10 +330,11 @@ usual = [(usual_order(source), target) for source, target in object_first]
 acting = [
     who_acts(translations(model, pairs), pairs).idxmax(axis=1) for pairs in (object_first, usual)
 ]
+assert exact(model, object_first) < 0.05
 pd.DataFrame(acting, index=["object first", "usual order"])  # who acts most often
 
 # %% [markdown]
-# Between beings the place decides, not the ending: the object acts in 87 to 94% of the outputs of eight models. If a thing comes first, a stranger acts in 82 to 93%. In the usual order 97 to 100% are right. So the order brings the stranger?
+# Between beings the place decides, not the ending: 87 to 94% of the outputs of eight models begin with the object. If a thing comes first, 82 to 93% begin with a stranger. In the usual order 97 to 100% are right. So does the order bring the stranger?
 #
 # Our control changed two things. *Kurette lirel piri viten* became *Lirel piri kurette viten*: the basket moved, and lost its capital letter. In training no sentence begins with a thing.
 
@@ -353,23 +355,23 @@ actors_chart(causes)
 pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]  # of a recorded run
 
 # %% [markdown]
-# The capital letter brought most strangers: with a small one they act in 14 to 33%. `▁K`, `u`, `ret` are no basket: 1 to 7% of the outputs name the thing, and with the small letter 76 to 96%. In the usual order, too, a capital hides it: only 16 to 35% are right.
+# The capital letter brought most strangers: with a small one, 14 to 33% begin with a stranger. `▁K`, `u`, `ret` are no basket: 1 to 7% of the outputs name the thing, and with the small letter 76 to 96%. In the usual order, too, a capital hides it: only 16 to 35% are right.
 #
-# The order does the rest. Now the basket is read, but the actor gets lost: 9 to 48% name it.
+# The order does the rest: the basket is read, but only 9 to 48% of the outputs name the actor.
 #
-# Why doesn't the model trust the ending? Half of the objects in training had none. We trained again with endings on all: between beings the first still acts, in 87 to 100% ([record](../results/ruvel-endings.json)). Place and ending always agreed: no sentence shows that the ending counts.
+# Why doesn't the model trust the ending? Half of the objects in training had none. We trained again with endings on all: between beings 87 to 100% of the outputs still begin with the object ([record](../results/ruvel-endings.json)). Place and ending always agreed: no sentence shows that the ending counts.
 #
 # ## Fifty sentences
 #
 # > **In short.** Training goes on with sentences that show what the model lacks. What does it forget?
 #
-# *Fine-tuning* begins with a model's weights; the rate is tried out anew. Three runs, each of 260 steps at the same rates:
+# *Fine-tuning* begins with a model's weights and needs its own rate (ours: 2e-3). Three runs, each of 260 steps:
 #
 # - *fifty negations* alone,
 # - *fifty others*: the control, as new and few, without negations,
 # - *mixed*: the same fifty negations ten times each, among the 1,700 known pairs.
 #
-# **Predict.** After which does the model say *not*? After which does it still translate the old test set? We also ask *mixed* our two sentences.
+# **Predict.** After which does the model say *not*? After which does it still translate the old test set?
 
 
 # %%
@@ -400,18 +402,18 @@ def shares(trained: Trained, old: PAIRS, negated: PAIRS) -> dict[str, float]:
 # NBVAL_IGNORE_OUTPUT
 models = {name: tuned(model, data, *plan) for name, plan in tunings(data, fifty).items()}
 print("mixed:", *fast_translate(models["mixed"], ASKED), sep="\n")
-scores = pd.DataFrame({name: shares(trained, old, negated) for name, trained in models.items()})
+scores = pd.DataFrame({name: shares(trained, test, negated) for name, trained in models.items()})
 scores.T
 
 # %%
 assert scores["fifty negations"]["old"] + 0.1 < scores["fifty others"]["old"] < 0.6
 assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
-tuning_chart(record["runs"], causes)
+tuning_chart(record["runs"])
 
 # %% [markdown]
-# *Fifty negations* teach: with eight seeds, 56% are right. But the model negates what isn't negated: of its outputs for *old* sentences 35 to 83% say *not*, and only 16% are right. With 50 passes, as often as *mixed* shows each, 53% are, and 48% of the negations. Any fifty do harm: after *fifty others* 44% stay right, without a single *not*.
+# *Fifty negations* teach: 56% of the negations are right (mean of eight seeds). But the model forgets: only 16% of the old sentences are right, and 35 to 83% of their translations say *not*. Not only negations do harm: after *fifty others*, as many passes, 44% stay right, without a single *not*. *Mixed* teaches and hardly forgets: 48% of the negations are right, and 96.5 to 98.5% of the old sentences.
 #
-# *Mixed*, the fifty cost hardly anything: 96.5 to 98.5% of the old sentences are right, 97.0 to 98.5 before. Of the negations 48% are right, too; of the wrong ones 53 to 67% have a wrong verb or form ([three seeds](../results/ruvel-causes.json)).
+# What is wrong in the other half? Our answer was *does not brought*, with the two common mistakes. Of the wrong outputs 24 to 43% have *does* for *did*, and 53 to 67% a wrong verb or form ([three seeds](../results/ruvel-causes.json)).
 #
 # How many copies of the fifty must be among the 1,700? **Predict.** Which comes first: a *not*, or a right sentence?
 
@@ -419,7 +421,7 @@ tuning_chart(record["runs"], causes)
 repeats_chart(load_record("ruvel-controls")["runs"])
 
 # %% [markdown]
-# The *not*: with two copies 96% of the outputs have it, but 25% are right; with ten, 51%. The old sentences stay at 97 to 98%.
+# The *not* comes first: with two copies 96% of the outputs have it, but 25% are right; with ten, 51%.
 #
 # On the command line:
 #
@@ -432,9 +434,14 @@ repeats_chart(load_record("ruvel-controls")["runs"])
 # python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
 # ```
 #
-# `--from` takes the fifty ten times each, and keeps out of training what judged the model. `valid.tsv` chooses the epoch. In our one run ([record](../results/ruvel-commands.json)) 98% of the old test set are right before and after; of `asked.tsv` none before, 53% after.
+# `--from` takes so few new pairs ten times each, and keeps the first run's validation and test pairs out of training. `valid.tsv` chooses the epoch. In our one run ([record](../results/ruvel-commands.json)) 98% of the old test set are right before and after; of `asked.tsv` none before, 53% after.
 #
-# `--from` takes the rate 4e-3, twice that of `scripts.train`. With three seeds it gets more of 200 other negations right than 2e-3 and 1e-3 ([record](../results/ruvel-rates.json)). Our 2e-3 above was chosen on the test sets, with seed 1. On 100 other negations 4e-3 has 56 to 66%, and 2e-3 49 to 52 ([record](../results/ruvel-controls.json)).
+# <details><summary>Details: passes and rates</summary>
+#
+# - **Passes.** *Mixed* shows each of the fifty 50 times, not 130. With 50 passes *fifty negations* has 53% of the old sentences right, not 16%, and 48% of the negations ([eight seeds](../results/ruvel-causes.json)).
+# - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1; 4e-3 is better on other sentences ([record](../results/ruvel-controls.json)). Among known pairs `--from` takes 4e-3 (new ones alone: 2e-4). With three seeds it gets more of 200 other negations right than 2e-3 and 1e-3; none higher was tried ([record](../results/ruvel-rates.json)).
+#
+# </details>
 #
 # ## Case · A score above 90
 #
@@ -455,7 +462,7 @@ print(*sorted(collected(), key=lambda pair: pair[0].lower())[:3], sep="\n")
 # %% [markdown]
 # **Suspects.** *Another kind* of sentences; *overfitting*, by too long a training; *twins* of the test set in training.
 #
-# **Instrument.** Fingerprints, and two test sets for one model: its own, and fresh sentences of the same grammar, without twins. Then the same after an honest split.
+# **Instrument.** Fingerprints, and two test sets for one model: its own, and fresh sentences of the same grammar, without twins.
 
 
 # %%
@@ -481,31 +488,30 @@ def case_scores(split: Callable, seed: int, epochs: int = 20) -> dict[str, float
 for split in (random_split, honest_split):
     parts = split(collected(), 1 / 9, seed=0)
     print(f"{split.__name__}: {with_twins(*parts):.0%} of {len(parts[1])} have a twin")
+
+# %%
+# NBVAL_IGNORE_OUTPUT
 by_chance, by_groups = (case_scores(split, seed=1) for split in (random_split, honest_split))
 assert by_chance["its test set"] > 85 > 75 > max(by_chance["fresh"], by_groups["its test set"])
-pd.DataFrame(record["runs"][0]["case"]).T  # BLEU of a recorded run
+pd.DataFrame({"at random": by_chance, "honest": by_groups}).T.round(1)  # BLEU
 
 # %% [markdown]
-# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences; the honest split's 48 to 58 (33 different sentences, a hard draw: another has 58 to 63) and 57 to 65. So the fresh sentences aren't harder. It isn't overfitting either: with 8 epochs in place of 20 they have 21 to 30 BLEU, with 40, 70 to 74 ([three seeds](../results/ruvel-controls.json)).
+# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences. The honest split's have 48 to 58 and 57 to 65, so the fresh sentences aren't harder. It isn't overfitting either: with 8 epochs in place of 20 the random split's models have 21 to 30 BLEU on fresh sentences, with 40, 70 to 74 ([three seeds](../results/ruvel-controls.json)).
 #
 # ## What more pairs give
 #
-# > **In short.** In a real language each tripling of the pairs gives points. Few pairs want long training.
+# > **In short.** In a real language each tripling of the pairs gives points.
 #
-# We cut Multi30k to fewer pairs. *One for all* is chapter 9's preset `small`; *by size* is the table above; *longer* is `small` with as many passes. **Predict.** All 29,000 pairs give 41 BLEU. What do 1,000 give, and what is the recipe worth?
+# We cut Multi30k to fewer pairs. *One for all* is chapter 9's preset `small`. *By size* is the table above, except at 10,000: its recipe there lost to `small`. *Longer* is `small` with as many passes. **Predict.** What do 1,000 pairs give, and what is the recipe worth?
 
 # %%
-sizes = load_record("sizes-multi30k")
-frame = size_frame(sizes, [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)])
-sizes_chart(frame)
+wholes = [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)]
+sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 
 # %% [markdown]
-# With 1,000 pairs *by size* has 17.6 BLEU, *one for all* 8.0. Most of the gain is due to longer training: *longer* has 16.5. (Passes and rate change together here: *one for all* takes at most 198 steps, all within its warm-up of 400.)
+# With 1,000 pairs *by size* has 17.6 BLEU, *one for all* 8.0. Most of the gain is longer training: *longer* has 16.5. With 3,000 *longer*, the wide model, is ahead, 25.5 to 24.4. (The rate changes, too: the 198 steps of *one for all* lie within its warm-up of 400.)
 #
-# | pairs | |
-# |---|---|
-# | 1,000 to 3,000 | collect more (Tatoeba, OPUS); fine-tune a pretrained model (OPUS-MT) |
-# | 29,000 | train on other models' translations (chapter 21) |
+# With so few, collect more (Tatoeba, OPUS), or fine-tune a pretrained model (OPUS-MT).
 #
 # **What not to expect.** 1,700 pairs have nearly every word of Ruvel many times; those of a real language don't.
 #
@@ -516,13 +522,13 @@ sizes_chart(frame)
 # make living MODEL=runs/ruvel-2 FOLDER=public                             # for any static host
 # ```
 #
-# The page shows your test sentences as examples. Add what it can't do to its card, `runs/ruvel-2/README.md`.
+# Add what it can't do to its page of facts, `runs/ruvel-2/README.md`.
 #
 # ## Summary
 #
 # - Look at the pairs. Keep near-copies of held-out sentences out of training.
 # - A test set like the training set can't show what both lack. Ask for constructions one by one, and change one thing at a time.
-# - Fifty sentences halved the failures of one construction; with the object first, 2% became 12 to 27% (exercise 3). Mix them with old ones, and measure what is forgotten.
+# - Fifty sentences halved the failures of one construction; with the object first, 3 to 5 right of 200 became 24 to 54 (exercise 3). Mix them with old ones, and measure what is forgotten.
 #
 # ## What the paper did that we don't
 #
@@ -558,7 +564,7 @@ check(unknown_words)
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is more than `factor` times the median ratio, or less than the median divided by `factor` (`solution("odd_lengths")`).
+# Write `odd_lengths(pairs, factor)`: the places of the pairs whose ratio of letters, target over source, is over or under the median ratio by more than `factor` times (`solution("odd_lengths")`).
 
 
 # %%
@@ -578,7 +584,7 @@ check(odd_lengths)
 #
 # <details><summary>What happens</summary>
 #
-# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, in place of 2, and 93.5 to 95% of the old test set. After a thing the true actor acts in 98 to 100%; but between beings the first still acts in 63 to 77%. Both have the ending, so it isn't the ending that the model believes.
+# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, and 93.5 to 95% of the old test set. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings. Both have the ending, so the ending alone doesn't decide. A third to a half of all outputs are wrong though the right one acts: read some.
 #
 # </details>
 #

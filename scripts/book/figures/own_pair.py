@@ -12,7 +12,6 @@ from scripts.book.look import GREY, PALETTE, colored
 alt, pd = Late("altair"), Late("pandas")
 
 BEFORE = "before fine-tuning"
-FEWER = "fifty negations, 50 passes"
 CURVES = {
     "old: exactly right": "old",
     "negated: says “not”": "negated_says_not",
@@ -50,7 +49,7 @@ def alignment(
 
 
 def actors_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
-    """Who acts in the outputs, by what the object is and by the source's order; a point a run.
+    """The outputs' first noun, by what the object is and by the source's order; a point a run.
 
     `runs` have under "who acts" a share for each order, what the object is, and who acts. Raises
     ValueError if the title doesn't hold for the means.
@@ -72,7 +71,7 @@ def actors_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     if strangers[0] < 2 * strangers[1]:
         raise ValueError("a small letter doesn't halve the strangers")
     orders = frame["order"].unique().tolist()
-    y = alt.Y("acts:N", title="who acts", sort=frame["acts"].unique().tolist())
+    y = alt.Y("acts:N", title="the output's first noun", sort=frame["acts"].unique().tolist())
     x = alt.X("share:Q", title="outputs (%)").scale(domain=[0, 100])
     color = colored("order", dict(zip(orders, PALETTE, strict=False)), title="the sentence")
     points = alt.Chart(rounded(frame)).mark_point(size=50)
@@ -85,25 +84,22 @@ def actors_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     )
     return titled(
         points.properties(width=250, height=150),
-        f"If a thing comes first, a stranger acts ({strangers[0]:.0f}%); with a small letter most "
-        f"go ({strangers[1]:.0f}%)",
-        f"A mark is one of {len(runs)} seeds. Who acts is the output's first noun. Usual order: "
-        "the same words, the object at the verb, in small letters.",
+        f"If a thing comes first, {strangers[0]:.0f}% of the outputs begin with a stranger; "
+        f"with a small first letter, {strangers[1]:.0f}%",
+        f"A mark is one of {len(runs)} seeds. Usual order: the same words, the object at the verb, "
+        "its first letter small.",
     )
 
 
-def tuning_chart(
-    runs: Sequence[Mapping[str, Any]], shorter: Sequence[Mapping[str, Any]]
-) -> alt.TopLevelMixin:
+def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     """A point for each model: exactly right of the old sentences, and of the negated ones.
 
-    `runs` have them under "tuned", by name; `shorter` have those of one more under "50 passes".
+    `runs` have them under "tuned", by name.
     """
-    tables = [run["tuned"] for run in runs] + [{FEWER: run["50 passes"]} for run in shorter]
     rows = [
         {"trained on": name, "old": 100 * shares["old"], "negated": 100 * shares["negated"]}
-        for table in tables
-        for name, shares in table.items()
+        for run in runs
+        for name, shares in run["tuned"].items()
     ]
     frame = rounded(pd.DataFrame(rows))
     names = frame["trained on"].unique()
@@ -154,5 +150,5 @@ def repeats_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
         raise ValueError("to be right doesn't take more copies")
     title = f"With {first} copies nearly all say “not”; to be right takes more"
     caption = "About 260 steps each: 7 passes with 0 to 2 copies, 6 with 3 and 5, 5 with 10. "
-    caption += f"{len(runs)} seeds, and their means."
+    caption += f"{len(runs)} seeds, and their means; the dip at 3 lies within its seeds' spread."
     return titled(drawn.properties(width=400, height=220), title, caption)

@@ -219,17 +219,16 @@ def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     drawn = frame[["recipe", "seed", "bleu"]].assign(pairs=(frame["pairs"] * aside).round())
     base = alt.Chart(rounded(drawn)).encode(x, y, color)
     dropped = gains.index[gains["gain"] < 0]
-    kept = drawn[(drawn["recipe"] != "by size") | ~drawn["pairs"].isin(dropped)]
-    joined = alt.Chart(rounded(kept)).encode(x, y, color)
+    lost = (drawn["recipe"] == "by size") & drawn["pairs"].isin(dropped)
+    joined = alt.Chart(rounded(drawn[~lost])).encode(x, y, color)
     joined = joined.transform_aggregate(bleu="mean(bleu)", groupby=["recipe", "pairs"])
     dots = base.mark_circle(size=50, opacity=0.75)
-    names = drawn[(frame["pairs"] == sizes[0]) & (frame["seed"] == 1)]
-    names = names.assign(
-        bleu=names["bleu"] + 3.5 * (names["recipe"] == "by size")
-    )  # above its line
-    label = (
-        alt.Chart(rounded(names)).mark_text(align="left", dx=8).encode(x, y, color, text="recipe")
-    )
+    above = 3.5 * ((drawn["recipe"] == "by size") & ~lost)  # its line
+    names = drawn.assign(bleu=drawn["bleu"] + above)
+    names["name"] = names["recipe"].mask(lost, "tried, dropped")
+    names = names[(frame["seed"] == 1) & (lost | (frame["pairs"] == sizes[0]))]
+    label = alt.Chart(rounded(names)).mark_text(align="left", dx=8)
+    label = label.encode(x, y, color, text="name")
     return titled(
         alt.layer(joined.mark_line(opacity=0.6), dots, label).properties(width=440, height=270),
         f"With {sizes[0]:,} pairs the recipe by size gains {least['gain']:.1f} BLEU; "
