@@ -251,15 +251,17 @@ def lens_chart(
     )
 
 
-def rivals_chart(frame: pd.DataFrame, level: float, title: str, caption: str) -> alt.TopLevelMixin:
-    """Bits per character by context K, for each kind of counting, and a line across: mini-GPT.
+def rivals_chart(
+    frame: pd.DataFrame, level: float, title: str, caption: str, model: str = "mini-GPT"
+) -> alt.TopLevelMixin:
+    """Bits per character by context K, for each kind of counting, and a line across: the model.
 
     `frame` has the columns kind, K and bits.
     """
     curves = lines(frame, "K", "bits", "kind", points=True, y_title="bits per character")
     x = alt.X("K:Q", title="K, characters seen").scale(zero=False)
     curves = curves.encode(x.axis(values=sorted({*frame["K"]}), format="d", labelFlush=False))
-    across = alt.Chart(rounded(pd.DataFrame({"bits": [level], "label": ["mini-GPT"]})))
+    across = alt.Chart(rounded(pd.DataFrame({"bits": [level], "label": [model]})))
     rule = across.mark_rule(color=PALETTE[2], strokeWidth=1.5).encode(y="bits:Q")
     name = across.mark_text(align="right", x=475, dy=12, color=PALETTE[2])
     return titled(alt.layer(curves, rule, name.encode(y="bits:Q", text="label:N")), title, caption)
