@@ -543,7 +543,7 @@ print(f"{split}, {len(sources):,} captions: BLEU {score:.1f}")
 #
 # > **In short.** BLEU falls by 2.5 points while both losses fall. Greedy outputs grow, some caught in loops; the loss reads only references, so never sees them.
 #
-# **Symptom.** `end_loss` is the unsmoothed validation loss at `</s>`, `length_ratio` the outputs' length over the references'. `loops` counts outputs that say the same four times in a row; `bleu_cut` cuts each after one copy.
+# **Symptom.** `end_loss` is the unsmoothed validation loss at `</s>`, `length_ratio` the outputs' length over the references'. `loops` counts outputs (of 1,014) that say the same four times in a row; `bleu_cut` cuts each after one copy.
 
 # %%
 fall, chance = epochs_record["fall"], epochs_record["fall"]["difference"]
@@ -562,7 +562,7 @@ history.loc[10:12, [*columns, "val_bleu", "shipped_bleu"]].round(2)
 # Left:
 #
 # - *Dropout*: an unlucky draw.
-# - *The last steps*: they held special batches.
+# - *The last steps*: special batches.
 #
 # **Instrument.** Read an output that grew, train the epoch again, and translate after every fifth step.
 
