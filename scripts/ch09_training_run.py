@@ -53,8 +53,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pandas as pd
+import safetensors.torch
 import torch
-from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from scripts import ROOT, runs_folder
@@ -75,32 +75,31 @@ from scripts.core.settings import PRESETS, TrainConfig, build_model, learning_ra
 #
 # > **In short.** The model goes 18 times through 29,000 captions, and noise becomes a translator.
 #
-# This is the shipped model's training, repeated on one thread of a CPU, with each epoch's weights kept; its code is newer, so the bits differ. Its settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU, from 0 to 100, counts the runs of one to four words that translations share with references ([chapter 10](ch10_judging.ipynb)). **Predict.** The run took 26 minutes. After how many had it half of its final BLEU?
+# This is the shipped model's training, repeated on one thread of a CPU, with each epoch's weights kept; its code is newer, so the bits differ. Its settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU, from 0 to 100, counts the runs of one to four words that translations share with references ([chapter 10](ch10_judging.ipynb)). **Predict.** Its steps took 26 minutes. After how many had it half of its final BLEU?
 
 # %%
 record, epochs_record = load_record("multi30k-de-en"), load_record("epochs-multi30k")
 history = pd.DataFrame(epochs_record["epochs"]).set_index("epoch")
 history["shipped_bleu"] = [row["val_bleu"] for row in record["history"]]
 pd.set_option("display.max_colwidth", None)  # whole sentences
-translations = history.loc[[1, 2, 4, 8, 18], ["val_bleu"]].round(1)
-translations.insert(0, "minutes", (history.seconds.cumsum() / 60).round().astype(int))
-for pair in (epochs_record["captions"][6], epochs_record["captions"][9]):
-    print(pair["source"], pair["reference"], sep="\n", end="\n\n")
-    translations[pair["source"][:30] + " …"] = [pair["after"][str(n)] for n in translations.index]
-translations
+history["minutes"] = (history.seconds.cumsum() / 60).round().astype(int)
+igloo, magazines = epochs_record["captions"][6], epochs_record["captions"][9]
+history["igloo"], history["magazines"] = [*igloo["after"].values()], [*magazines["after"].values()]
+print(igloo["source"], igloo["reference"], magazines["source"], magazines["reference"], sep="\n")
+history.loc[[1, 2, 4, 8, 18], ["minutes", "val_bleu", "igloo", "magazines"]].round(1)
 
 # %%
-assert history.val_bleu[2] > history.val_bleu[18] / 2
-history_chart(history.reset_index(), "Half of the BLEU comes with two of 18 epochs", case=11)
+assert history.val_bleu[2] > history.val_bleu[18] / 2 and history.val_loss.is_monotonic_decreasing
+history_chart(history, "Half of the BLEU comes with two of 18 epochs; losses never rise", case=11)
 
 # %% [markdown]
-# It had half after three minutes. In 16 of 17 changes BLEU goes the same way in both runs. Training loss starts above validation's: it has dropout, and is a mean over the epoch. Rare words come by luck: *Iglu* is in two training captions; the shipped model says *illuminum*.
+# It had half after three minutes. Both runs have one seed, so the same batches: 16 of 17 changes go the same way. Training loss is higher at first: it has dropout, and is a mean over the epoch. *Iglu* and *Magazine* are in two training captions each; it learns one.
 #
 # ## The run
 #
 # > **In short.** Batches (chapter 7), model (4), training step (6), search (8): a run joins them, and knows how far it has come.
 #
-# With a GPU this notebook repeats the run above; without one it trains a toy for half a minute, on 1,200 captions of the sample corpus. The stored outputs are the toy's. `SHORT_RUN` is smaller still, for experiments.
+# With a GPU this notebook repeats the run above; without one it trains a toy for half a minute, on 1,200 captions of the sample corpus. The stored outputs are the toy's.
 
 # %%
 gpu = torch.cuda.is_available()
@@ -124,7 +123,7 @@ config = PRESETS["small"] if gpu else toy
 data = prepare(config) if gpu else sample_pairs(1200, held_out=60)
 
 # %% [markdown]
-# After each epoch we look at captions that it doesn't train on. The loss scores each next word, given the reference so far; BLEU scores whole sentences that the model wrote itself. `validate` computes both.
+# After each epoch we look at captions that it doesn't train on. The loss scores each next word, given the reference so far; BLEU scores whole sentences that the model wrote itself.
 
 
 # %%
@@ -204,12 +203,12 @@ class Run:
 # We save weights of 0.02 with safetensors alone, then change one bit of the file. **Predict.** Does loading complain?
 
 # %%
-content = bytearray(safetensors.save({"weights": torch.full((1000,), 0.02)}))
+content = bytearray(safetensors.torch.save({"weights": torch.full((1000,), 0.02)}))
 content[-1] ^= 64  # one bit, of the last weight's exponent
-print("the last two weights:", safetensors.load(bytes(content))["weights"][-2:].tolist())
+print("the last two weights:", safetensors.torch.load(bytes(content))["weights"][-2:].tolist())
 
 # %% [markdown]
-# It doesn't, and the model is worthless. And a process that dies while it writes leaves half a file in place of a good one. Two habits help:
+# It doesn't, and the model is worthless. A process that dies while it writes leaves half a file in place of a good one. Two habits help:
 #
 # - **A checksum.** The file begins with the 32 bytes of a SHA-256 of all that follows: a line of JSON for plain numbers, then the tensors as safetensors packs them.
 # - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename: that replaces the old file in one moment. The rename guards against a process that dies, `fsync` against a power cut.
@@ -223,7 +222,7 @@ def write_state(path: Path, tensors: dict[str, Tensor], numbers: dict[str, Any])
 
     It is written as `path` with ".partial" added, brought to the disk, then renamed.
     """
-    content = json.dumps(numbers).encode() + b"\n" + safetensors.save(tensors)
+    content = json.dumps(numbers).encode() + b"\n" + safetensors.torch.save(tensors)
     partial = path.with_name(path.name + ".partial")
     with open(partial, "wb") as file:
         file.write(hashlib.sha256(content).digest() + content)
@@ -240,7 +239,7 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if hashlib.sha256(content).digest() != checksum:
         raise ValueError(f"{path.name} is damaged")
     numbers, packed = content.split(b"\n", 1)
-    return safetensors.load(packed), json.loads(numbers)
+    return safetensors.torch.load(packed), json.loads(numbers)
 
 
 # %% [markdown]
@@ -273,9 +272,9 @@ with tempfile.TemporaryDirectory() as folder:
 # - the number of steps done, from which the rate follows;
 # - the random generator's state (`torch.get_rng_state()`), from which dropout draws.
 #
-# We add the history, to choose the best epoch, and the sums of the epoch in progress.
+# The state also holds the history (it chooses the best epoch) and the sums of the epoch in progress.
 #
-# First comes a tiny run that nothing interrupts; an interrupted one has to end where it does. It has dropout: without it nobody notices a forgotten generator.
+# First comes a tiny run that nothing interrupts. It has dropout: without it nobody notices a forgotten generator.
 
 
 # %%
@@ -332,7 +331,7 @@ class Trainer(Run):
 
     def saved(self) -> list[Path]:
         """The states in the folder, oldest first."""
-        return sorted(self.folder.glob("state-" + 6 * "[0-9]"))
+        return sorted(self.folder.glob("state-*[0-9]"))
 
     def save(self) -> None:
         """Write the state; the newest two stay."""
@@ -410,7 +409,7 @@ print((captions.translation == captions.reference).sum(), "exactly as in the ref
 captions[:4]
 
 # %% [markdown]
-# Ten. Others are broken, or read well and say something else.
+# Ten. Others are broken, or read well and are wrong, as the baker who *can play a bottle*.
 #
 # ## Killed in the middle
 #
@@ -428,10 +427,10 @@ trainer = Trainer(SHORT_RUN, sample_pairs(), Path(sys.argv[1])); trainer.resume(
 
 def killed_run(folder: Path, step: int, seconds: float = 0.0) -> int:
     """Train in another process, killed `seconds` after its state at `step`; its exit code."""
-    state = folder / f"state-{step:06d}"
+    name = f"state-{step:06d}"
     code = CHILD.format(torch.get_default_dtype())
     child = subprocess.Popen([sys.executable, "-c", code, folder], cwd=ROOT)
-    while child.poll() is None and not any(path >= state for path in folder.glob("state-??????")):
+    while child.poll() is None and not any(p.name >= name for p in folder.glob("state-*[0-9]")):
         time.sleep(0.01)
     time.sleep(seconds)
     child.kill()
@@ -452,18 +451,18 @@ with tempfile.TemporaryDirectory() as place:
         resumed = kind(SHORT_RUN, sample_pairs(), copytree(killed, Path(place, kind.__name__)))
         torch.manual_seed(12345)  # else a run from the start draws as the first run did
         assert resumed.resume() and resumed.steps_taken < straight.steps_taken
-        print(f"{kind.__name__} goes on in epoch {resumed.epoch}.", end=" ")
+        print(f"{kind.__name__} starts in epoch {resumed.epoch}.", end=" ")
         resumed.fit()
         differs = all_weights(resumed) != all_weights(straight)
         print(f"In the end {differs.double().mean():.0%} of {len(differs):,} weights differ.")
         assert differs.any() == (kind is EmptyLoad)
 
 # %% [markdown]
-# The other seed matters: without it the empty `load` repeats the whole run from its seed, and ends with the same bits. A [test](../tests/test_ch09_training_run.py) kills one process at a random moment.
+# The other seed matters: without it the empty `load` repeats the whole run from its seed, and ends with the same bits.
 #
 # ### What if it forgets?
 #
-# The toy's state from before its last epoch is still on the disk. Seven runs train that epoch again. The first forgets nothing. Then each part starts anew: the number of the epoch is 1 (so the batches are epoch 1's), or the count of steps 0 (so the rate warms up again), or Adam's averages 0, or all three. Two controls forget nothing, but train on the batches of epoch 2 or 3 instead of 6: what do other batches change? **Predict.** Which single part costs most BLEU?
+# Seven runs train the toy's last epoch again, from the state before it. The first forgets nothing. Then each of three parts starts anew (without dropout the generator decides nothing): the number of the epoch is 1 (so the batches are epoch 1's), or the count of steps 0 (so the rate warms up again), or Adam's averages 0, or all three. Two controls forget nothing, but train on epoch 2's or 3's batches. **Predict.** Which single part costs most BLEU?
 
 
 # %%
@@ -496,7 +495,7 @@ assert table.val_bleu["steps"] < table.val_bleu["nothing"] - 5
 table
 
 # %% [markdown]
-# The count of steps costs most, 16 BLEU here: the rate ends near its peak instead of 0. The other two cost about 1, as other batches alone do: on 60 captions no loss shows.
+# The count of steps costs most: the rate ends near its peak instead of 0. The other two cost about 1, as other batches alone do: in a last epoch, at a small rate, on 60 captions, no loss shows.
 #
 # ## When a number isn't one
 #
@@ -523,7 +522,7 @@ print(f"without it {all_weights(victim).isfinite().sum()} of {len(before):,} sur
 #
 # > **In short.** Keep the weights that translate new sentences best. But their score was partly lucky.
 #
-# Eighteen models of 40 BLEU are measured with a random error of 0.5. **Predict.** What does the best seem to have, on average?
+# Eighteen models of 40 BLEU are measured with independent random errors of 0.5. **Predict.** What does the best seem to have?
 
 # %%
 torch.manual_seed(0)
@@ -531,7 +530,7 @@ scores = 40 + 0.5 * torch.randn(100_000, 18)  # so many such contests
 print(f"the best of 18 equal models seems to have {scores.max(dim=1).values.mean():.1f}")
 
 # %% [markdown]
-# A maximum flatters. (Models judged on the same captions share most of that error. If they share, say, 80% of its variance, the best still gains $\sqrt{0.2}\cdot 0.9=0.4$.) A test set chooses no epoch: report its score, taken once, at the end.
+# A maximum flatters. (Less so on the same captions: models share part of their errors.) A test set chooses no epoch: report its score, taken once, at the end.
 
 # %%
 split = "test_2016_flickr" if gpu else "test"
@@ -542,27 +541,28 @@ print(f"{split}, {len(sources):,} captions: BLEU {score:.1f}")
 # %% [markdown]
 # ## Case · Epoch 11
 #
-# > **In short.** BLEU falls by 2.5 points while both losses fall. Fourteen more of 1,014 greedy outputs repeat themselves; the loss reads only references, so never sees them.
+# > **In short.** BLEU falls by 2.5 points while both losses fall. Greedy outputs grow, some caught in loops; the loss reads only references, so never sees them.
 #
-# **Symptom.** Epoch 11 of the first run. `end_loss` is the unsmoothed validation loss at `</s>`, `length_ratio` the outputs' length over the references'. `loops` counts outputs that say the same four times in a row; `bleu_cut` cuts each where it begins to repeat.
+# **Symptom.** `end_loss` is the unsmoothed validation loss at `</s>`, `length_ratio` the outputs' length over the references'. `loops` counts outputs (of 1,014) that say the same four times in a row; `bleu_cut` cuts each after one copy.
 
 # %%
 fall, chance = epochs_record["fall"], epochs_record["fall"]["difference"]
 print(f"the fall's 95% interval (chapter 10): {chance['low']:+.1f} to {chance['high']:+.1f} BLEU")
 print(pd.DataFrame.from_dict(fall["by a beam of 5"], "index").rename_axis("beam of 5"))
-history.loc[10:12].drop(columns=["seconds", "recent_length", "bleu", "other_loss"]).round(2)
+columns = ["train_loss", "val_loss", "end_loss", "length_ratio", "loops", "bleu_cut"]
+history.loc[10:12, [*columns, "val_bleu", "shipped_bleu"]].round(2)
 
 # %% [markdown]
 # **Suspects.**
 #
 # - *Forgotten endings*: no. After a reference's words the model ends as surely as before (`end_loss`).
-# - *Chance*: the interval excludes 0, but this is the deepest of 17 changes. In the shipped run it is the deepest, too: −3.2.
+# - *Chance*: the interval excludes 0, but this is the deepest of 17 changes. In the shipped run (same seed) it is the deepest, too: −3.2.
 # - *Greedy decoding*: in part. A beam's BLEU doesn't fall, but its outputs grow, too.
 #
 # Left:
 #
 # - *Dropout*: an unlucky draw.
-# - *The last steps*: they held special batches.
+# - *The last steps*: special batches.
 #
 # **Instrument.** Read an output that grew, train the epoch again, and translate after every fifth step.
 
@@ -570,12 +570,14 @@ history.loc[10:12].drop(columns=["seconds", "recent_length", "bleu", "other_loss
 example = fall["examples"][4]
 print(example["source"], example["before"], example["after"][:200] + " …", sep="\n")
 steady = [row["bleu"] for row in fall["step by step"] if not 240 < row["step"] <= 255]
-fall_chart(fall, steady, "Five long steps, and outputs grow while BLEU falls", end=255)
+fall_chart(fall, steady, "Five steps of long sentences: outputs grow, BLEU falls", end=255)
 
 # %% [markdown]
-# The output is caught in a loop. In the table, cut outputs lose 0.3 BLEU, not 2.5: fourteen more loops make nearly all of this fall. (This repeat ends at 36.25, the first run at 36.05.)
+# The output is caught in a loop. Cut outputs lose 0.3 BLEU of the table's 2.5, and 1.5 of the picture's 3.7 since step 240: repeats make most of the fall. Loops alone don't: step 210 has 27, and a cut even costs 0.1. **Cutting helps exactly when the length ratio is above 1**, in 65 of the record's 66 rows. Below 1, spare words soften BLEU's brevity penalty (chapter 10); above, they only cost.
 #
-# The fall begins with step 241. Batches hold targets of similar length (chapter 7), and the five marked steps hold the longest of the last twenty.
+# (This repeat ends at 36.25, the first run at 36.05. Its code is newer: after one step the weights differ. With the run's own code a repeat [ended](../results/archive/epochs-multi30k-earlier.json) at 36.05.)
+#
+# After step 240 BLEU leaves the grey. Batches hold targets of similar length (chapter 7), and the five marked steps hold the longest of the last twenty: *long steps*, below.
 #
 # **Control.** Epoch 11 again, from the same state, with three draws of dropout.
 #
@@ -591,12 +593,12 @@ fall_chart(fall, steady, "Five long steps, and outputs grow while BLEU falls", e
 controls = pd.DataFrame(fall["controls"]).map(lambda run: run["bleu"])
 fallen = controls.columns[(controls < min(steady)).any()]
 assert [*fallen] == ["as they came", "five others first", "three long steps late"]
-controls_chart(controls, steady, "BLEU ends low only in epoch 11's own order with long steps late")
+controls_chart(fall, steady, "BLEU ends low only in epoch 11's own order with long steps late")
 
 # %% [markdown]
-# **Culprit.** The order of the steps, whatever dropout draws. It takes two: long steps late (three do more harm than five), *and* the others in epoch 11's own order. With the five first no run ends low; nor does one in two shuffled orders, nor epoch 12 with its five longest late ([record](../results/epochs-multi30k.json)). We looked at the end alone, ten steps later: a fall may have come and gone.
+# **Culprit.** The order of the steps, whatever dropout draws. It takes both: long steps late (three do as much harm), *and* the others in epoch 11's own order. With the five first no run ends low; nor does one in two shuffled orders, nor epoch 12 with its five longest late ([record](../results/epochs-multi30k.json)). We looked at the end alone: a fall may have come and gone.
 #
-# So don't judge a run by one epoch in its middle. Its last four end within 0.3 BLEU, as the rate goes to 0.
+# So watch length and loops beside BLEU, and don't judge a run by one epoch in its middle. The run's last four end within 0.3 BLEU, as the rate goes to 0.
 #
 # ## Averaging checkpoints
 #
@@ -629,13 +631,13 @@ with tempfile.TemporaryDirectory() as folder:
     torch.testing.assert_close(mean, 5000 * torch.arange(6, dtype=torch.float32))
 
 # %% [markdown]
-# On validation the shipped run's last epoch, its best, has 41.3 BLEU, the mean of its last five 41.2: no gain (but see exercise 2).
+# On validation the shipped run's last epoch, its best, has 41.3 BLEU, the mean of its last five 41.2: no gain.
 #
 # ## Several processes
 #
 # > **In short.** Each GPU takes a batch of its own. Average the gradients over tokens, not over processes.
 #
-# Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is $g = \sum_r \nabla L_r \,/ \sum_r n_r$. PyTorch's `DistributedDataParallel` replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. A process that divides by its own $n_r$ makes a mean of means: in chapter 6 it missed the gradient by 48% with shares of 18, 32 and 77 tokens, by 0.4% with four of about 270.
+# Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is $g = \sum_r \nabla L_r \,/ \sum_r n_r$. PyTorch's `DistributedDataParallel` replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. A process that divides by its own $n_r$ makes a mean of means: in chapter 6 it missed the gradient by 48% with shares of 18, 32 and 77 tokens.
 #
 # ## The engine does the same, faster
 #
@@ -646,11 +648,11 @@ with tempfile.TemporaryDirectory() as folder:
 # torchrun --nproc-per-node=4 -m scripts.train --preset small
 # ```
 #
-# Its [`Training`](../scripts/core/training.py) is our `Trainer` and more: it refuses to resume with other settings, heeds Ctrl-C, and shares steps among processes. Its [`Step`](../scripts/core/steps.py) is `train_step` in four kinds: `textbook` computes by chapters 1 to 6, the others by chapter 12. [A test](../tests/test_ch09_training_run.py) trains with both: `Trainer` and `textbook` end with the same bits.
+# Its [`Training`](../scripts/core/training.py) is our `Trainer` and more: it refuses to resume with other settings, heeds Ctrl-C, and shares steps among processes. Its [`Step`](../scripts/core/steps.py) is `train_step` in four kinds, `textbook` and three of chapter 12; `textbook` ends with `Trainer`'s bits ([test](../tests/test_ch09_training_run.py)).
 #
-# **Pitfall: more processes are another recipe.** `--max_tokens 2048` is the size of one process's batch. A step of four processes has four of them, and an epoch a quarter of the steps: divide the size by four.
+# **Pitfall: more processes are another recipe.** `--max_tokens 2048` is one process's batch. A step of four processes has four, an epoch a quarter of the steps: divide by four.
 #
-# This repeats the shipped model's training ([record](../results/multi30k-de-en.json)); `bleu` is by a beam of 5:
+# This repeats the shipped model's recipe (both options are now `small`'s own; [record](../results/multi30k-de-en.json)); `bleu` is by a beam of 5:
 
 # %%
 print(record["repeat"].partition(" --publish")[0].replace(" --epochs", " \\\n  --epochs"))
@@ -662,7 +664,6 @@ pd.DataFrame(record["test"]).T[["bleu", "bleu_greedy", "bleu_lowercased"]]
 # - A state holds all that the next step depends on: killed, and resumed with another seed, a run ends with the same bits (same code, CPU and threads).
 # - Give files a checksum, write them whole, and keep the previous one. Check for NaN before a weight moves.
 # - Validate by translating, keep the best epoch, test once at the end.
-# - Average gradients over tokens, not over processes.
 #
 # ## What the paper did that we don't
 #

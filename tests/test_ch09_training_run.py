@@ -107,6 +107,8 @@ def test_epoch_11_fell_as_its_chart_says():
     assert after["train_loss"] < before["train_loss"] and after["val_loss"] < before["val_loss"]
     assert (before["loops"], after["loops"]) == (21, 35) and fall["epoch"] == 11
     assert round(before["bleu_cut"] - after["bleu_cut"], 1) == 0.3
+    losses = [(row["train_loss"], row["val_loss"]) for row in record["epochs"]]
+    assert all(x >= y for pair in pairwise(losses) for x, y in zip(*pair, strict=True))
     shipped = [row["val_bleu"] for row in load_record("multi30k-de-en")["history"]]
     ups, shipped_ups = (
         [later > earlier for earlier, later in pairwise(scores)]
@@ -114,16 +116,35 @@ def test_epoch_11_fell_as_its_chart_says():
     )
     assert sum(map(bool.__eq__, ups, shipped_ups)) == 16 and len(ups) == 17
     assert round(shipped[10] - shipped[9], 1) == -3.2
-    bleu, ratio = (
-        {row["step"]: row[key] for row in fall["step by step"]} for key in ("bleu", "length_ratio")
-    )
-    assert ratio[255] > 1.1 > ratio[260] > ratio[275] and bleu[260] - bleu[275] > 2
+    looks = {row["step"]: row for row in fall["step by step"]}
+    bleu, cut = ({step: row[key] for step, row in looks.items()} for key in ("bleu", "bleu_cut"))
+    assert [round(scores[240] - scores[255], 1) for scores in (bleu, cut)] == [3.7, 1.5]
+    assert looks[210]["loops"] == 27 and round(bleu[210] - cut[210], 1) == 0.1
     assert [*fall["long_steps"]] == ["241", "243", "244", "245", "246"]
     runs = {name: [run["bleu"] for run in row] for name, row in fall["controls"].items()}
-    assert all(map(float.__lt__, runs["three long steps late"], runs["as they came"]))
     late = [run["bleu"] for run in fall["next epoch, longest steps late"]]
     steady = [score for step, score in bleu.items() if not 240 < step <= 255]
     assert max(map(max, map(runs.get, LOW))) < min(steady) < min(late)
+
+
+def test_cutting_helps_exactly_when_outputs_are_longer_than_references():
+    record = load_record("epochs-multi30k")
+    fall = record["fall"]
+    rows = [*record["epochs"], *fall["by a beam of 5"].values(), *fall["step by step"]]
+    rows += sum(fall["controls"].values(), fall["next epoch, longest steps late"])
+    fits = [(row["bleu_cut"] > row["bleu"]) == (row["length_ratio"] > 1) for row in rows]
+    assert (sum(fits), len(rows)) == (65, 66)
+
+
+def test_with_the_runs_own_code_a_repeat_of_epoch_11_ends_as_the_run_did():
+    """Today's repeat began with the same state, and has newer code."""
+    record, earlier = load_record("epochs-multi30k"), load_record("epochs-multi30k-earlier")
+    ends = [
+        next(r for r in x["fall"]["step by step"] if r["step"] == 255) for x in (earlier, record)
+    ]
+    assert earlier["epochs"] == record["epochs"]
+    assert ends[0].items() - {("step", 255)} <= earlier["epochs"][10].items()
+    assert (ends[0]["bleu"], ends[1]["bleu"]) == (36.05, 36.25)
 
 
 def test_nothing_is_unpickled():

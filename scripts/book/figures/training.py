@@ -39,19 +39,22 @@ def learning_curves(
 
 
 def history_chart(history: pd.DataFrame, title: str, case: int) -> alt.HConcatChart:
-    """Validation BLEU of two runs, and the first one's losses; `history` has a row for each epoch.
+    """Validation BLEU of two runs, and the first one's losses; `history` has them by epoch.
 
     The dashed line is at half of the last BLEU; a ring marks the epoch `case`. Raises ValueError if
     that isn't where both `val_bleu` and `shipped_bleu` fall most.
     """
-    if set(history.set_index("epoch")[["val_bleu", "shipped_bleu"]].diff().idxmin()) != {case}:
+    runs = {"val_bleu": "this run", "shipped_bleu": "the shipped run"}
+    if set(history[[*runs]].diff().idxmin()) != {case}:
         raise ValueError(f"one of the runs has a deeper fall than epoch {case}'s")
+    history = history.reset_index()
     names = {"train_loss": "training", "val_loss": "validation"}
     both = history.rename(columns=names).melt("epoch", [*names.values()], "split", "loss")
     size = {"points": True, "width": 225, "height": 220}
-    mark = {"color": PALETTE[1]}  # validation's, as in the panel beside it
-    bleu = lines(history, "epoch", "val_bleu", y_title="validation BLEU", zero=True, **size)
-    bleu = bleu.mark_line(point={"filled": True, "size": 45} | mark, **mark)
+    scores = history.rename(columns=runs).melt("epoch", [*runs.values()], "run", "BLEU")
+    bleu = lines(scores, "epoch", "BLEU", "run", y_title="validation BLEU", zero=True, **size)
+    hues = alt.Color("run:N", sort=[*runs.values()]).scale(range=PALETTE[1:3])
+    hues = hues.legend(title=None, orient="bottom-right", symbolType="stroke", fillColor="white")
     legend = alt.Legend(title=None, orient="top-right", symbolType="stroke", fillColor="white")
     color = alt.Color("split:N", sort=[*names.values()], legend=legend)
     y_title = "loss (nats a token)"
@@ -63,12 +66,10 @@ def history_chart(history: pd.DataFrame, title: str, case: int) -> alt.HConcatCh
     half = half.mark_rule(strokeDash=[4, 4], color=GREY).encode(y="half:Q")
     ring = alt.Chart(rounded(history.loc[history["epoch"] == case, ["epoch", "val_bleu"]]))
     ring = ring.mark_point(size=260, color=GREY, strokeWidth=2).encode(x, y="val_bleu:Q")
-    shipped = alt.Chart(rounded(history[["epoch", "shipped_bleu"]]))
-    shipped = shipped.mark_line(color=PALETTE[2], strokeWidth=1.5).encode(x, y="shipped_bleu:Q")
-    bleu = half + bleu.encode(x) + shipped + ring
+    bleu = half + bleu.encode(x, hues) + ring
     panels = (bleu | loss.encode(x)).resolve_scale(color="independent")
-    caption = "Dashed: half of the last BLEU. Thin: the shipped run, with the same seed."
-    caption += f" In both BLEU falls most in epoch {case} (ring), the Case; the losses improve."
+    caption = "Dashed: half of this run's last BLEU. The shipped run has the same seed."
+    caption += f" In both BLEU falls most in epoch {case} (ring), the Case."
     return titled(panels, title, caption, wrap=78)  # the legend stays in its panel
 
 
@@ -89,11 +90,11 @@ def fall_chart(
 ) -> alt.VConcatChart:
     """How long translations are, and their BLEU, around the epoch's `end`; `fall` is the record's.
 
-    A second curve is the BLEU of the texts cut where they begin to repeat. A line marks each of
-    the long steps; a grey band spans the `steady` scores.
+    A second curve is the BLEU of the texts cut after one copy of what they repeat. A line marks
+    each of the long steps, and outputs as long as references; a grey band spans `steady` scores.
     """
     long_steps = [*map(int, fall["long_steps"])]
-    names = {"bleu": "as it is", "bleu_cut": "cut before repeats"}
+    names = {"bleu": "as it is", "bleu_cut": "cut after one copy"}
     frame, size = pd.DataFrame(fall["step by step"]), {"points": True, "width": 480, "height": 130}
     both = frame.rename(columns=names).melt("step", [*names.values()], "text", "BLEU")
     hues = alt.Color("text:N", sort=[*names.values()]).scale(range=[PALETTE[0], PALETTE[2]])
@@ -107,7 +108,8 @@ def fall_chart(
     x = alt.X("step:Q", title=None, scale=scale)
     labels = {"right": (min(long_steps) - 1, "five steps of\nlong sentences →")}
     labels["left"] = (end + 1, "← the epoch's end")
-    above = alt.layer(long_lines.encode(x), mark.encode(x), ratio.encode(x))
+    equal = alt.Chart(pd.DataFrame({"ratio": [1]})).mark_rule(color=GREY).encode(y="ratio:Q")
+    above = alt.layer(long_lines.encode(x), mark.encode(x), equal, ratio.encode(x))
     for align, (step, text) in labels.items():
         label = alt.Chart(pd.DataFrame({"step": [step], "text": [text]}))
         label = label.mark_text(align=align, lineBreak="\n", baseline="top")
@@ -116,7 +118,7 @@ def fall_chart(
     below = band(steady, "y") + long_lines.encode(x) + mark.encode(x) + bleu.encode(x)
     panels = alt.vconcat(above, below).resolve_scale(color="independent")  # its panel's legend
     caption = "The axes don't begin at 0. Grey: the range of BLEU outside steps 241 to 255."
-    caption += " BLEU also moves by 2 points without longer outputs (steps 260 to 275)."
+    caption += " Cutting helps only where the length ratio is above 1 (line)."
     return titled(panels, title, caption, wrap=78)
 
 
@@ -127,12 +129,15 @@ def band(scores: Sequence[float], axis: str) -> alt.Chart:
     return ends.encode(**{axis: "low:Q", f"{axis}2": "high:Q"})
 
 
-def controls_chart(scores: pd.DataFrame, steady: Sequence[float], title: str) -> alt.LayerChart:
-    """The BLEU of repeated epochs: a row for each column of `scores`, with a dot for each run.
+def controls_chart(fall: Mapping[str, Any], steady: Sequence[float], title: str) -> alt.LayerChart:
+    """The BLEU of repeated epochs: a row for each order; `fall` is the record's, a dot a run.
 
-    A tick, and a number at the right, is a row's mean. A grey band spans the `steady` scores. Rows
-    whose runs are all below the band come first, in a colour of their own.
+    A tick, and a number at the right, is a row's mean; a circle is that of the texts cut after one
+    copy of what they repeat. A grey band spans the `steady` scores. Rows whose runs are all below
+    the band come first, in a colour of their own.
     """
+    runs = pd.DataFrame(fall["controls"])
+    scores, cut = (runs.map(lambda run, key=key: run[key]) for key in ("bleu", "bleu_cut"))
     fell = scores.max() < min(steady)
     frame = scores.melt(var_name="order", value_name="bleu")
     frame["fell"] = frame["order"].map(fell)
@@ -145,11 +150,14 @@ def controls_chart(scores: pd.DataFrame, steady: Sequence[float], title: str) ->
     dots = alt.Chart(rounded(frame)).mark_circle(size=80, opacity=0.7).encode(x, y, color)
     middle = alt.Chart(rounded(means)).encode(y, color)
     ticks = middle.mark_tick(thickness=3, size=18).encode(x)
+    means["bleu"] = means["order"].map(cut.mean())
+    circles = alt.Chart(rounded(means)).mark_point(size=60).encode(x, y, color)
     numbers = middle.mark_text(align="left", fontSize=13, dx=8)
     numbers = numbers.encode(x=alt.value("width"), text=alt.Text("bleu:Q", format=".1f"))
     caption = "Three runs a row; the tick, and the number at the right, is their mean."
+    caption += " Circle: the mean if texts are cut after one copy."
     caption += " Grey: as in the picture above. The axis doesn't begin at 0."
-    drawn = (band(steady, "x") + dots + ticks + numbers).properties(
+    drawn = (band(steady, "x") + dots + circles + ticks + numbers).properties(
         width=400, height=28 * scores.shape[1]
     )
     return titled(drawn, title, caption, wrap=78)
