@@ -196,4 +196,3 @@ def test_repeats_and_practice_give_what_the_chapter_says():
     assert ends("object first", "who acts", "a being", "the true actor") == [0.231, 0.374]
     few = [run["repeats"]["2"]["negated"] for run in runs]
     assert 0.09 == ends("repeats", "3", "negated")[0] < sum(few) / 3 < 0.295  # the dip at 3
-    assert [round(end) for end in ends("another draw", "its test set")] == [58, 63]
