@@ -93,7 +93,7 @@ assert history.val_bleu[2] > history.val_bleu[18] / 2 and history.val_loss.is_mo
 history_chart(history, "Half of the BLEU comes with two of 18 epochs; losses never rise", case=11)
 
 # %% [markdown]
-# It had half after three minutes. Both runs have one seed, so the same batches: 16 of 17 changes go the same way. Training loss is higher at first: it has dropout, and is a mean over the epoch. *Iglu* and *Magazine* are in two training captions each; it learns one.
+# It had half after three minutes. Both runs have one seed, so the same batches: 16 of 17 changes go the same way. Training loss is higher at first: it has dropout, and is a mean over the epoch. *Iglu* and *Magazine* are in two training captions each; the run learns one.
 #
 # ## The run
 #
@@ -573,7 +573,7 @@ steady = [row["bleu"] for row in fall["step by step"] if not 240 < row["step"] <
 fall_chart(fall, steady, "Five steps of long sentences: outputs grow, BLEU falls", end=255)
 
 # %% [markdown]
-# The output is caught in a loop. Cut outputs lose 0.3 BLEU of the table's 2.5, and 1.5 of the picture's 3.7 since step 240: repeats make most of the fall. Loops alone don't: step 210 has 27, and a cut even costs 0.1. **Cutting helps exactly when the length ratio is above 1**, in 65 of the record's 66 rows. Below 1, spare words soften BLEU's brevity penalty (chapter 10); above, they only cost.
+# The output is caught in a loop. Cut outputs lose 0.3 BLEU of the table's 2.5, and 1.5 of the picture's 3.7 since step 240: repeats make most of the fall. Loops alone don't: step 210 has 27, and a cut costs 0.1. **Cutting helps exactly when the length ratio is above 1**, in 65 of the record's 66 rows. Below 1, spare words soften BLEU's brevity penalty (chapter 10); above, they only cost.
 #
 # (This repeat ends at 36.25, the first run at 36.05. Its code is newer: after one step the weights differ. With the run's own code a repeat [ended](../results/archive/epochs-multi30k-earlier.json) at 36.05.)
 #
