@@ -93,7 +93,7 @@ assert history.val_bleu[2] > history.val_bleu[18] / 2 and history.val_loss.is_mo
 history_chart(history, "Half the BLEU comes in two epochs; this run's losses never rise", case=11)
 
 # %% [markdown]
-# It had half after three minutes. (Both runs have one seed, so the same start and batches.) *Iglu* and *Magazine* are in two training captions each; the run learns one.
+# It had half after three minutes. (Both runs have one seed, so the same batches.) *Iglu* and *Magazine* are in two training captions each; the run learns one.
 #
 # ## The run
 #
