@@ -86,12 +86,13 @@ def diary(frame: pd.DataFrame) -> alt.HConcatChart:
 
 
 def fall_chart(
-    fall: Mapping[str, Any], steady: Sequence[float], title: str, *, end: int
+    fall: Mapping[str, Any], steady: Sequence[float], title: str, *, start: int, end: int
 ) -> alt.VConcatChart:
     """How long translations are, and their BLEU, around the epoch's `end`; `fall` is the record's.
 
     A second curve is the BLEU of the texts cut after one copy of what they repeat. A line marks
-    each of the long steps, and outputs as long as references; a grey band spans `steady` scores.
+    each of the long steps, and outputs as long as references; a grey band spans `steady` scores,
+    of the looks that aren't after `start` and up to `end`.
     """
     long_steps = [*map(int, fall["long_steps"])]
     names = {"bleu": "as it is", "bleu_cut": "cut after one copy"}
@@ -117,7 +118,8 @@ def fall_chart(
     x = x.title("step since epoch 11 began")
     below = band(steady, "y") + long_lines.encode(x) + mark.encode(x) + bleu.encode(x)
     panels = alt.vconcat(above, below).resolve_scale(color="independent")  # its panel's legend
-    caption = "The axes don't begin at 0. Grey: the range of BLEU outside steps 241 to 255."
+    caption = "The axes don't begin at 0. Grey: the range of BLEU outside steps "
+    caption += f"{start + 1} to {end}."
     caption += " Cutting helps only where the length ratio is above 1 (line)."
     return titled(panels, title, caption, wrap=78)
 
