@@ -62,7 +62,7 @@ from scripts.core.products import affine
 # %% [markdown]
 # ## Three questions
 #
-# > **In short.** Before you make a program faster, know its least time, its time, and where the difference goes.
+# > **In short.** How long must a program take? How long does it take? Where does the difference go?
 #
 # A training step of chapter 9's model takes a second or two on a CPU. Is that good?
 #
@@ -119,9 +119,9 @@ def parameter_count(shape: Shape) -> int:
 # %%
 @dataclass(frozen=True)
 class Product:
-    """`times` equal matrix products (n, i, j) @ (n, j, k) in the forward pass."""
+    """`times` equal matrix products (batch, i, j) @ (batch, j, k) in the forward pass."""
 
-    n: int
+    batch: int
     i: int
     j: int
     k: int
@@ -129,13 +129,13 @@ class Product:
 
     @property
     def flops(self) -> int:
-        """A multiplication and an addition for each of n·i·j·k, all `times` together."""
-        return 2 * self.n * self.i * self.j * self.k * self.times
+        """A multiplication and an addition for each of batch·i·j·k, all `times` together."""
+        return 2 * self.batch * self.i * self.j * self.k * self.times
 
     @property
     def bytes(self) -> int:
         """Traffic in float32 where each factor is read once and the result written once."""
-        return 4 * self.n * (self.i * self.j + self.j * self.k + self.i * self.k) * self.times
+        return 4 * self.batch * (self.i * self.j + self.j * self.k + self.i * self.k) * self.times
 
 
 # %%
@@ -209,15 +209,15 @@ print(f"{P:,} weights; {exact / 1e9:.1f} billion FLOPs, {6 * P * 2048 / 1e9:.1f}
 #
 # $$ I = \frac{\text{FLOPs}}{\text{bytes read and written}} $$
 #
-# A product of two $n \times n$ matrices in float32 has $2n^3$ FLOPs and $3n^2$ numbers of 4 bytes: $I = n/6$, which grows with $n$. A sum of two tensors has one FLOP for each twelve bytes, $I = 1/12$, at any size.
+# A product of two $m \times m$ matrices in float32 has $2m^3$ FLOPs and $3m^2$ numbers of 4 bytes: $I = m/6$. A sum of two tensors has one FLOP for each twelve bytes, $I = 1/12$, at any size.
 #
 # ## Two rates of a machine
 #
 # > **In short.** A machine is two numbers: how many FLOPs it does, and how many bytes it moves, in a second.
 #
-# On a CPU PyTorch has two libraries for products. `F.linear` takes one (on x86 Intel's MKL); our `affine(…, onednn)` can ask the other, oneDNN.
+# On a CPU PyTorch has two libraries for products. `F.linear` takes one (on x86 Intel's MKL); our `affine(…, onednn)` can ask the other, oneDNN. We count with the faster one's rate.
 #
-# The first call loads code, so we don't time it. Disturbances only make calls longer, so we take the shortest of several. One thread we time by the processor's clock, which other programs don't advance.
+# The first call loads code, so we don't time it. Disturbances only make calls longer, so we take the shortest of several. One thread we time by the processor's clock: it stands still while other programs run.
 
 
 # %%
@@ -242,7 +242,7 @@ def memory_bandwidth() -> float:
 
 
 # %% [markdown]
-# The machine that last ran this notebook:
+# The machine that last ran this notebook, with one thread:
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -261,7 +261,7 @@ print("F.linear {:.0f}, oneDNN {:.0f} billion FLOP/s; {:.0f} billion bytes/s".fo
 # $$ \text{seconds} \;\ge\; \max\Big(\frac{\text{FLOPs}}{r},\; \frac{\text{bytes}}{w}\Big)
 #    \qquad\Longleftrightarrow\qquad \text{speed} = \frac{\text{FLOPs}}{\text{seconds}} \;\le\; \min\big(r,\; w\cdot I\big) $$
 #
-# The two limits meet at the *ridge*, $I = r/w$. An operation left of it is *memory-bound*, one right of it *compute-bound*.
+# The two limits meet at the *ridge*, $I = r/w$. Left of it memory is the lower limit (*memory-bound*), right of it arithmetic (*compute-bound*). An operation need not reach its limit.
 
 
 # %%
@@ -273,7 +273,7 @@ def roof_seconds(flops: float, size: float, rate: float, bandwidth: float) -> fl
 # %% [markdown]
 # ### The operations of our step
 #
-# Now the operations of chapters 1 to 6, for a full batch. Six have a second way: one *fused* call for the whole chain, or for a product, oneDNN. (The loss has none: with smoothing PyTorch's is a chain, too.) For what isn't a product we count a few FLOPs for each number. Another count would move a dot along the roof's slope, not nearer to it.
+# Now the operations of chapters 1 to 6, for a full batch. Six can be called in a second way: a chain of operations as one *fused* call, a product by oneDNN. For what isn't a product we count a few FLOPs for each number; another count would move a dot along the roof's slope.
 
 
 # %%
@@ -281,16 +281,28 @@ TOKENS = 2048  # of one side of a full batch
 CHAPTER = "scripts.ch11_where_the_time_goes"
 
 
-def linear(times: int, inputs: int, outputs: int) -> tuple:
-    """A row of the table below: a batch's rows times weights, by `F.linear` and by oneDNN."""
+@dataclass
+class Operation:
+    """An operation of our step: what one call costs at least, and one or two ways to call it."""
+
+    times: float  # calls in a step
+    flops: int
+    bytes: int  # each number read once, each result written once
+    call: Callable[[], object]  # as chapters 1 to 6 do
+    fused: Callable[[], object] | None = None  # of a product: by oneDNN
+    passes: int = 0  # that the step's floor counts; 0: it says free
+
+
+def linear(times: int, inputs: int, outputs: int) -> Operation:
+    """A batch's rows times weights: by `F.linear`, and by oneDNN."""
     product = Product(1, TOKENS, inputs, outputs)
     x, weight = torch.randn(TOKENS, inputs), torch.randn(outputs, inputs)
     calls = [partial(affine, x, weight, None, onednn) for onednn in (False, True)]
-    return times, 3, product.flops, product.bytes, *calls
+    return Operation(times, product.flops, product.bytes, *calls, passes=3)
 
 
 # %%
-D, L, V, n = SMALL.d_model, 16, SMALL.vocab, TOKENS * SMALL.d_model
+D, L, V, size = SMALL.d_model, 16, SMALL.vocab, TOKENS * SMALL.d_model  # size of x
 x, y, logits = (torch.randn(TOKENS, width) for width in (D, D, V))
 model, criterion, labels = series_model(SMALL), LabelSmoothing(0.1), torch.arange(TOKENS)
 heads = torch.randn(3, TOKENS // L, SMALL.h, L, D // SMALL.h)  # queries, keys, values
@@ -301,34 +313,32 @@ batch_loss(model, random_batch(SMALL, 2, L, L), criterion)[0].backward()  # for 
 adam, fused_adam = (torch.optim.Adam(model.parameters(), 1e-4, fused=f) for f in (None, True))
 
 # %% [markdown]
-# The three encoder and three decoder layers have nine attentions and six feed-forward networks: 15 residual sums and, with two at the end, 17 LayerNorms. The first three rows below are *linear maps*: products with weights.
+# The three encoder and three decoder layers have nine attentions and six feed-forward networks: 15 residual sums and, with two at the end, 17 LayerNorms. The first three rows are *linear maps*: products with weights.
 
 # %%
 ADAM_BYTES = 4 * 7  # a weight: itself, its averages and gradient are read; all but the last written
 # Dropouts in tensors of x's size: after sublayers and embeddings, in feed-forward, of weights.
 drops = 15 + 2 + 6 * SMALL.d_ff / D + 9 * SMALL.h * L / D
-# In a step: calls, and passes that its floor counts. Of a call: costs, and two ways.
-columns = ["times", "passes", "FLOPs", "bytes", "call", "fused"]
 rows = {
     "projection": linear(9 * 4, D, D),
     "feed-forward": linear(6 * 2, D, SMALL.d_ff),
     "logits": linear(1, D, V),
-    "attention": (9, 3, 4 * L * n, 16 * n, attend, sdpa),
-    "LayerNorm": (17, 0, 8 * n, 8 * n, partial(norm, x), partial(fused_norm, x)),
-    "residual sum": (15, 0, n, 12 * n, partial(torch.add, x, y), None),
-    "dropout": (drops, 0, 2 * n, 8 * n, partial(dropout, x), None),
-    "loss": (1, 0, 5 * TOKENS * V, 4 * TOKENS * V, partial(criterion, logits, labels), None),
-    "Adam": (1, 1, 12 * P, ADAM_BYTES * P, adam.step, fused_adam.step),
+    "attention": Operation(9, 4 * L * size, 16 * size, attend, sdpa, passes=3),
+    "LayerNorm": Operation(17, 8 * size, 8 * size, partial(norm, x), partial(fused_norm, x)),
+    "residual sum": Operation(15, size, 12 * size, partial(torch.add, x, y)),
+    "dropout": Operation(drops, 2 * size, 8 * size, partial(dropout, x)),
+    "loss": Operation(1, 5 * TOKENS * V, 4 * TOKENS * V, partial(criterion, logits, labels)),
+    "Adam": Operation(1, 12 * P, ADAM_BYTES * P, adam.step, fused_adam.step, passes=1),
 }
-operations = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
-assert 3 * (operations["times"] * operations["FLOPs"])[:4].sum() == step_flops(SMALL, even)
+operations = pd.DataFrame(map(vars, rows.values()), index=list(rows))
+assert 3 * (operations["times"] * operations["flops"])[:4].sum() == step_flops(SMALL, even)
 
 # %% [markdown]
 # **Predict.** Which operations are far below their roof? Can one be above it?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-operations["roof"] = roof_seconds(operations["FLOPs"], operations["bytes"], *rates)
+operations["roof"] = roof_seconds(operations["flops"], operations["bytes"], *rates)
 with torch.no_grad():
     operations["seconds"] = operations["call"].map(best_seconds)
     operations["fused seconds"] = operations["fused"].map(best_seconds, na_action="ignore")
@@ -337,44 +347,43 @@ assert gain["LayerNorm"] > 1.5
 speed.roofline_chart(operations, *rates)
 
 # %% [markdown]
-# LayerNorm, the loss, dropout and attention are far below their roof. The residual sum is above it. And `F.linear` is half as fast as oneDNN.
+# LayerNorm, the loss, dropout and attention stay under a fifth of their roof. The residual sum is above it. `F.linear` is half as fast as oneDNN.
 #
 # ## Why the dots are where they are
 #
 # > **In short.** Guess what holds an operation up, say what would refute the guess, and measure that alone.
 #
-# On this page's processor, an AMD, oneDNN calculates with 512 bits at a time. We guess that Intel's MKL uses only 256. (A program reads oneDNN's limit when it starts, so we ask a new process.) The others are chains: chapter 4's LayerNorm takes variance and mean, a difference, two products, a sum. PyTorch's profiler times each link alone: its *self* time.
-#
-# | Guess | For | Refuted if |
-# |---|---|---|
-# | narrow instructions | linear maps | oneDNN stays fast when it may use only 256 bits |
-# | too many bytes | Adam, attention | below, `bytes / least` and `time / fused` differ greatly |
-# | one slow link | LayerNorm, dropout, loss | no link has most of the time |
+# - *Narrow instructions* (linear maps). On this page's processor, an AMD, oneDNN calculates with 512 bits at a time. We guess that MKL uses only 256. Refuted if oneDNN stays fast with at most 256. (It reads this limit when it starts, so we ask a new process.)
+# - *Too many bytes* (Adam, attention). A chain moves `bytes / least` times the least bytes, and takes `time / fused` times its fused call's time. Refuted if these two differ by more than half.
+# - *One slow link* (LayerNorm, dropout, loss). PyTorch's profiler times each operation of a chain alone. Refuted if none has most of the time.
 
 # %%
 # NBVAL_IGNORE_OUTPUT
 _, narrow = in_new_process(f"{CHAPTER}.matrix_rates()", ONEDNN_MAX_CPU_ISA="AVX2")
 print(f"oneDNN with at most 256 bits: {narrow / 1e9:.0f} billion FLOP/s")
 chains = operations.loc[["Adam", "LayerNorm", "attention", "dropout", "loss"]]
-with torch.no_grad():
-    moved = chains["call"].drop("loss").map(moved_bytes)  # it can't see inside `logsumexp`
-    slowest = chains["call"].map(slowest_inside)
-inside = pd.DataFrame(slowest.tolist(), chains.index, ["slowest link", "its share"])
+moved = chains["call"].drop("loss").map(moved_bytes)  # it can't see inside `logsumexp`
+slowest = map(slowest_inside, chains["call"])
+inside = pd.DataFrame(slowest, chains.index, ["slowest link", "its share"])
 inside["bytes / least"], inside["time / fused"] = moved / chains["bytes"], gain[chains.index]
 assert {"aten::var_mean", "aten::bernoulli_"} <= set(inside["slowest link"])
 inside.round(2)
 
 # %% [markdown]
-# - *Linear maps*: not refuted. With 256 bits oneDNN, too, is hardly faster than `F.linear`.
-# - *Adam*: too many bytes, 2.6 times the least, in about as many times the time.
-# - *LayerNorm*: one slow link, `var_mean`. It takes most of the time, yet moves a ninth of the bytes.
-# - *Attention*: bytes are refuted. At 16 tokens the fused call moves less than half of the bytes and gains nothing.
-# - *Dropout*: one slow link. It draws random numbers, which count as neither FLOPs nor bytes.
-# - *The loss*: one slow link, strangely a subtraction (`sub`).
+# | | Guess | Evidence |
+# |---|---|---|
+# | linear maps | narrow instructions | with 256 bits oneDNN, too, is hardly faster than `F.linear` |
+# | Adam | too many bytes | 2.6 times the least, about 3 times the time |
+# | attention | too many bytes: *refuted* | the fused call needs less than half, and gains nothing |
+# | LayerNorm | one slow link | variance and mean: most of the time, a ninth of the bytes |
+# | dropout | one slow link | drawing random numbers: most of the time |
+# | loss | one slow link | strangely a subtraction, `sub` |
+#
+# Attention's cause stays open. Half of its time is `bmm`, two products of 1,024 small matrices.
 #
 # ### Bandwidth by size
 #
-# **Above the roof?** The residual sum's numbers may have stayed in the *cache*, a small, faster memory inside the processor. If so, the sum gets slower once its tensors outgrow the cache. If not, its speed doesn't depend on their size.
+# **Above the roof?** The sum's numbers may have stayed in the *cache*, a small, faster memory inside the processor. Then the sum gets slower once its tensors outgrow the cache.
 #
 # **New memory?** `x + y` makes a new tensor, `torch.add(x, y, out=z)` fills one that exists, `x.add_(y)` works in place. **Predict.** Does it matter?
 
@@ -391,41 +400,38 @@ assert sweep["in place"].max() > 1.3 * sweep["in place"].iloc[-1]
 speed.bandwidth_chart(sweep, rates[1])
 
 # %% [markdown]
-# It was the cache: in place, the sum's speed falls to about a third. Into another tensor it is about 70% of that, into a *new* one of 32 MiB or more several times less.
+# It was the cache: in place, the sum's speed falls to about a third. Into another tensor it has half to three quarters of that speed, into a *new* one of 32 MiB or more about a tenth.
 #
 # ### Case: the slow subtraction
 #
 # *Symptom*: in the loss, `logsumexp` subtracts from each row its largest number. That takes longer than the exponentials. *Suspect*: the result is a new tensor of 64 MiB; the exponentials are written over it. *Instrument*: the system counts each *page* (mostly 4 KiB) of memory that it hands to a program.
 #
-# *Control*: the same loss with *memory kept*. There a freed tensor's memory stays for the next one. If new memory isn't the culprit, the loss takes as long as before. (The two variables are of Linux's glibc. On macOS both rows are alike.)
+# *Control*: the same loss with *memory kept*: a freed tensor's stays for the next one. If new memory isn't the culprit, the loss takes as long as before. (The two variables are of Linux's glibc. On macOS both rows are alike.)
 
 
 # %%
-def logits_costs() -> tuple[float, float, int]:
-    """Seconds of the logits' product; seconds and new pages of the loss and its backward pass."""
-    product = partial(F.linear, torch.randn(TOKENS, 256), torch.randn(8192, 256) / 16)
-    loss = two_passes(partial(LabelSmoothing(0.1), product(), torch.arange(TOKENS)))
-    return best_seconds(product), best_seconds(loss), new_pages(loss)
+def loss_costs() -> tuple[float, int]:
+    """Seconds and new pages of the loss and its backward pass."""
+    logits, labels = torch.randn(TOKENS, SMALL.vocab), torch.arange(TOKENS)
+    loss = two_passes(partial(LabelSmoothing(0.1), logits, labels))
+    return best_seconds(loss), new_pages(loss)
 
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-kept = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-costs = [in_new_process(f"{CHAPTER}.logits_costs()", **variables) for variables in ({}, kept)]
-costs = pd.DataFrame(costs, ["as it comes", "memory kept"], ["product, s", "loss, s", "new pages"])
-saved = costs.iloc[0] / costs.iloc[1]
-if saved["new pages"] > 10:  # not where a system always keeps memory
-    assert saved["loss, s"] > 1.5
-costs.round(3)
+settings = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+plain, kept = (in_new_process(f"{CHAPTER}.loss_costs()", **changed) for changed in ({}, settings))
+assert plain[0] > 1.5 * kept[0] or plain[1] < 10 * (1 + kept[1])  # where memory is always kept
+pd.DataFrame([plain, kept], ["as it comes", "memory kept"], ["loss, s", "new pages"]).round(3)
 
 # %% [markdown]
-# *Culprit*: new pages. The system clears each before it hands it out. The loss and its backward pass make six tensors of the logits' size. With memory kept the loss takes a quarter of its time. (glibc gives a freed tensor back from 32 MiB on; in a new program from 128 KiB on.)
+# *Culprit*: new pages. The system clears each before it hands it out. The loss and its backward pass make six tensors of the logits' size. With memory kept they take a quarter of their time.
 #
 # ## The floor of a step
 #
-# > **In short.** The floor of a step: its products at their roof, and Adam's numbers read and written once. The rest counts as free.
+# > **In short.** A step's floor: its products at their roof, and Adam's numbers read and written once. The rest counts as free.
 #
-# Softmax, dropout, LayerNorm and sums could be done while a product's numbers are in the processor anyway. Adam must visit each weight, gradient and average. All numbers come from memory.
+# Softmax, dropout, LayerNorm and sums could be done while a product's numbers are in the processor anyway. Adam must visit each weight, gradient and average. We let all numbers come from memory; free bytes would lower our floor by 1%.
 
 
 # %%
@@ -446,62 +452,61 @@ paper_floor = least_seconds(replace(BASE, vocab=PAPER_VOCAB), [(25, 25)] * 125, 
 print(f"floor {paper_floor:.2f} s of 0.40 s: {paper_floor / 0.4:.0%}")
 
 # %% [markdown]
+# A third. Ours comes next.
+#
 # ## Where the time goes
 #
 # > **In short.** Predict a step from its parts, then measure the whole.
 #
-# We measure each operation alone, forward and backward, as often as it occurs. From that we take its part of the floor. (Attention's is a little small: one call, not two products.) **Predict.** How many floors does a step take? Which operations take most beyond the floor?
+# We measure each operation alone, forward and backward, as often as it occurs. From that we subtract its part of the floor. **Predict.** How many floors does a step take? Which operations take most beyond the floor?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-both = operations["call"].drop("Adam").map(two_passes).map(best_seconds)
-both["Adam"] = operations["seconds"]["Adam"]  # it has one pass
-operations["all"] = operations["times"] * both
-operations["beyond"] = operations["all"] - operations[["times", "passes", "roof"]].prod(axis=1)
-floor, parts = least_seconds(SMALL, even, *rates), operations["all"].sum()
+both = operations["call"].drop("Adam").map(two_passes).map(best_seconds)  # Adam has one pass
+operations["total"] = operations["times"] * both.combine_first(operations["seconds"])
+operations["beyond"] = operations.eval("total - times * passes * roof")
+floor = least_seconds(SMALL, even, *rates)
 step = partial(train_step, model, [random_batch(SMALL, len(even), L, L)], criterion, adam, 1.0)
 whole = best_seconds(step, repeats=4)
-assert 0.5 < parts / whole < 1.2 and whole > 1.2 * floor
-print(f"floor {floor:.2f} s, sum of the parts {parts:.2f} s, the step {whole:.2f} s")
+assert 0.5 < operations["total"].sum() / whole < 1.2 and whole > 1.2 * floor
 speed.beyond_chart(operations, floor, whole)
 
 # %% [markdown]
-# So it isn't good: 3.7 floors. Half of the excess is linear maps: their floor has oneDNN's rate, twice `F.linear`'s.
+# So it isn't good: 3.7 floors. The floor is 27% of it (the paper's: 32%). Half of the excess is linear maps: their floor has oneDNN's rate, twice `F.linear`'s.
 #
-# The parts explain nearly all of it. The grey rest is embeddings, biases, ReLU, clipping, copies and Python.
+# The parts explain nearly all of it. The grey rest is what our list lacks (embeddings, biases, ReLU, clipping), and what an operation takes more or less in a step than alone.
 #
 # ## How cost grows
 #
-# > **In short.** Change one size only. On two logarithmic axes a straight line is a power law; its slope is the exponent.
+# > **In short.** Change one size only, and compare what FLOPs predict with what time does.
 #
-# `results/speed-growth.json` is of another machine, as it comes. The other sizes stay at 32 tokens a sentence, 2,048 a side, D = 256, 3 + 3 layers. **Predict.** Which costs more: 32 times the length (and a 32nd as many sentences), or 12 times the width?
+# `results/speed-growth.json` is of another machine with two threads, as it comes. The other sizes stay at 32 tokens a sentence, 2,048 a side, D = 256, 3 + 3 layers. **Predict.** Which costs more: 32 times the length (and a 32nd as many sentences), or 12 times the width?
 
 # %%
 speed.growth_chart(load_record("speed-growth")["points"])
 
 # %% [markdown]
-# *Width* costs more. FLOPs grow with $D^2$ (those of the logits with $D$), and time more slowly. So a wider model uses a machine better.
+# *Width* costs more. FLOPs grow with $D^2$, but the logits' and attention's with $D$: 62 times, not 144. Time grows more slowly still. So a wider model uses a machine better.
 #
 # *Length*: attention takes $O(L^2 D)$ a sentence (Table 1). Longer sentences are fewer here, so a batch's attention grows with $L$ only. The linear maps don't grow and outweigh it: FLOPs grow by 15%. Yet time grows by half. *Suspects*: attention, and the dropout of its weights, $L^2$ numbers a head.
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-for length in (8, 256):
-    q, k, v = torch.randn(3, TOKENS // length, SMALL.h, length, D // SMALL.h)
-    calls = partial(attention, q, k, v, q.new_ones(length).bool()), partial(dropout, q @ k.mT)
-    nine = [9 * best_seconds(two_passes(call)) for call in calls]
-    print("length {}: attentions {:.2f} s, their dropouts {:.2f} s".format(length, *nine))
-assert nine[0] > 3 * operations["all"]["attention"]
+q, k, v = torch.randn(3, TOKENS // 256, SMALL.h, 256, D // SMALL.h)
+calls = partial(attention, q, k, v, q.new_ones(256).bool()), partial(dropout, q @ k.mT)
+attentions, dropouts = (9 * best_seconds(two_passes(call)) for call in calls)
+print(f"at 256 tokens: nine attentions {attentions:.2f} s, their dropouts {dropouts:.2f} s")
+assert attentions > 3 * operations["total"]["attention"]
 
 # %% [markdown]
-# Both: attention adds a quarter to a step, and its dropout an eighth. That is most of the record's growth, which has 15% of noise.
+# Both: they would add a third to this page's step. The record's grew by half, with 15% of noise: it has the same step four times, 0.95 to 1.08 s.
 #
 # ## Summary
 #
 # - A product takes $2ijk$ FLOPs, a step three times its forward pass: about $6\,P\,n$ in all.
 # - A machine has two rates. An operation's intensity decides which can be its limit.
-# - Operations miss their roofs for reasons that one can test: the library (products), one slow link (LayerNorm, dropout), new memory (the loss), bytes (Adam).
-# - At a fixed number of tokens width costs more than length.
+# - Operations miss their roofs for reasons that one can guess and test.
+# - At 2,048 tokens, up to 256 a sentence, width costs more than length.
 #
 # ## Exercises
 #
@@ -511,7 +516,7 @@ assert nine[0] > 3 * operations["all"]["attention"]
 #
 # *code · difficulty ●●○ · worth ●●● · 15 minutes*
 #
-# A GPU takes orders and returns at once; `wait()` returns when all of them are done. The first call is slow, and now and then something disturbs one. Write `stopwatch(work, wait, clock, rounds)`: the median over `rounds` of the seconds that one `work()` takes, by `clock()`, after one call that isn't timed. (`solution("stopwatch")` shows ours.)
+# A GPU takes orders and returns at once; `wait()` returns when all of them are done. The first call is slow. Write `stopwatch(work, wait, clock, rounds)`: the median over `rounds` of the seconds that one `work()` takes, by `clock()`, after one call that isn't timed. (`solution("stopwatch")` shows ours.)
 
 
 # %%

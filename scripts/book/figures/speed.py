@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from scripts import Late
 from scripts.book.charts import heatmap, rounded, titled
 from scripts.book.figures.diagram import drawn
@@ -24,22 +22,25 @@ LABELS = {  # at the roofline's dots: how a name stands
 def roofline_chart(operations: pd.DataFrame, rate: float, bandwidth: float) -> alt.TopLevelMixin:
     """Speed over intensity, under the roofs of `rate` FLOP/s and `bandwidth` bytes/s.
 
-    A row for each operation; columns: FLOPs, bytes, roof, seconds and fused seconds (or NaN).
+    A row for each operation; columns: flops, bytes, roof, seconds and fused seconds (or NaN).
     """
     forms = {"seconds": "chapters 1 to 6", "fused seconds": "one call, or oneDNN's product"}
     dots = operations.rename_axis("operation").reset_index()
-    dots = dots.melt(["operation", "FLOPs", "bytes", "roof"], list(forms), "form", "time").dropna()
+    dots = dots.melt(["operation", "flops", "bytes", "roof"], list(forms), "form", "time").dropna()
     dots["form"] = dots["form"].map(forms)
-    dots["intensity"], dots["speed"] = dots["FLOPs"] / dots["bytes"], dots["FLOPs"] / dots["time"]
+    dots["intensity"], dots["speed"] = dots["flops"] / dots["bytes"], dots["flops"] / dots["time"]
     dots["share"], forms = dots["roof"] / dots["time"], list(forms.values())
-    dots = dots.drop(columns=["FLOPs", "bytes", "roof", "time"])
+    dots = dots.drop(columns=["flops", "bytes", "roof", "time"])
     ridge, ends = rate / bandwidth, [0.02, 300.0]
     low, high = dots["speed"].min() / 3e9, rate * 5 / 1e9
     x = alt.X("intensity:Q", title="arithmetic intensity: FLOPs per byte")
     x = x.scale(domain=ends, **LOG).axis(values=[0.1, 1, 10, 100], format="~g", grid=False)
     y = alt.Y("speed:Q", title="speed: billion FLOP/s").scale(domain=[low, high], **LOG)
     y = y.axis(values=[10.0**power for power in range(-2, 6)], format="~g", grid=False)
-    regions = {"intensity": [ends[0], ridge], "region": ["memory-bound", "compute-bound"]}
+    regions = {
+        "intensity": [ends[0], ridge],
+        "region": ["lower limit: memory", "lower limit: arithmetic"],
+    }
     regions = pd.DataFrame(regions | {"speed": high})
     roof = pd.DataFrame({"intensity": [ends[0], ridge, ends[1]]})
     roof["speed"] = (roof["intensity"] * bandwidth).clip(upper=rate) / 1e9
@@ -69,11 +70,10 @@ def roofline_chart(operations: pd.DataFrame, rate: float, bandwidth: float) -> a
         place = LABELS.get(name, {"align": "left", "dx": 9, "dy": 4})
         label = names.mark_text(baseline="middle", **place).encode(x, y, text="operation:N")
         layers.append(label.transform_filter(alt.datum.operation == name))
-    norm = shown[shown["operation"] == "LayerNorm"].set_index("form")["share"]
+    slow = shown[(shown["form"] == forms[0]) & (shown["share"] < 0.2)]["operation"]
     return titled(
         alt.layer(*layers).properties(width=560, height=380),
-        f"Chapter 4's LayerNorm reaches {norm[forms[0]]:.0%} of memory's roof, "
-        f"PyTorch's own {norm[forms[1]]:.0%}",
+        f"Under a fifth of the roof: {', '.join(slow) or 'nothing'}",
         "Operations of our step (forward, and Adam), each alone. A line joins two ways to the same "
         "result. Grey: the roof.",
     )
@@ -96,9 +96,9 @@ def bandwidth_chart(sweep: pd.DataFrame, bandwidth: float) -> alt.TopLevelMixin:
             y, x=alt.value(0)
         ),
         cliff.mark_rule(color=GREY, strokeWidth=1).encode(x),
-        cliff.mark_text(align="right", dx=-6, dy=8, color=GREY, text="32 MiB: given back").encode(
-            x, y=alt.value(0)
-        ),
+        cliff.mark_text(
+            align="right", dx=-6, dy=8, color=GREY, text="from 32 MiB on: given back"
+        ).encode(x, y=alt.value(0)),
         curves.encode(x, y, color.title(None)),
     ]
     in_place, new = sweep["in place"] / 1e9, sweep["new result"] / 1e9
@@ -106,8 +106,8 @@ def bandwidth_chart(sweep: pd.DataFrame, bandwidth: float) -> alt.TopLevelMixin:
         alt.layer(*layers).properties(width=440, height=280),
         f"A sum moves up to {in_place.max():.0f} GB/s in the cache, "
         f"{in_place.iloc[-1]:.0f} in memory, {new.iloc[-1]:.0f} into new memory",
-        "The same sum: in place, into a tensor that is kept, or into a new one each time. "
-        "Dashed: the bandwidth of the roofline.",
+        "The same sum: in place, into a tensor that is kept, or into a new one each time. Dashed: "
+        "the roofline's bandwidth. From 32 MiB on glibc gives a freed tensor's memory back.",
     )
 
 
@@ -140,8 +140,9 @@ def beyond_chart(operations: pd.DataFrame, floor: float, step: float) -> alt.Top
         alt.layer(*layers).properties(width=430, height=alt.Step(25)),
         f"A step takes {step / floor:.1f} floors; "
         f"{beyond[linears].sum() / (step - floor):.0%} of the excess is linear maps",
-        "Green and blue: what each operation takes beyond its own floor, measured alone, forward "
-        "and backward, as often as it occurs. Black: the whole step, measured. Grey: the rest.",
+        "Green (linear maps) and blue: what each operation takes beyond its own floor, measured "
+        "alone, forward and backward, as often as it occurs. Black: the whole step, measured. "
+        "Grey: the rest.",
     )
 
 
@@ -161,11 +162,8 @@ def growth_chart(points: list[dict]) -> alt.TopLevelMixin:
     points = pd.DataFrame(points).rename(columns=names)
     by_axis = points.groupby("axis")
     points[costs] /= by_axis[costs].transform("first")
-    rises = points[["value", "time"]].map(math.log).groupby(points["axis"]).diff()
-    points["slope"] = (rises["time"] / rises["value"]).round(1)  # from the value before
-    points["middle"] = (points["value"] * by_axis["value"].shift()) ** 0.5
     y = alt.Y("times:Q", title="times as much").axis(values=[1, 2, 4, 8, 16, 32, 64])
-    y = y.scale(domain=[0.5, 70], base=2, **LOG)
+    y = y.scale(domain=[0.9, 70], base=2, **LOG)
     color = colored("cost", dict(zip(costs, PALETTE, strict=False)), sort=costs, title=None)
     panels = []
     for axis, title in GROWTH_AXES.items():
@@ -178,22 +176,16 @@ def growth_chart(points: list[dict]) -> alt.TopLevelMixin:
         grey = alt.Chart(rounded(steady)).mark_line(color=GREY, strokeWidth=1.5, strokeDash=[5, 4])
         lines = alt.Chart(rounded(along.melt(["value"], costs, "cost", "times")))
         lines = lines.mark_line(point={"filled": True, "size": 40})
-        slopes = along.assign(value=along["middle"], times=0.63)[["value", "times", "slope"]]
-        texts = alt.Chart(rounded(slopes.dropna())).mark_text(fontSize=11, color=PALETTE[0])
-        layers = [
-            grey.encode(x, y),
-            lines.encode(x, y, color),
-            texts.encode(x, y, text=alt.Text("slope:Q", format=".1f")),
-        ]
-        panels.append(alt.layer(*layers).properties(width=230, height=200))
+        layers = grey.encode(x, y) + lines.encode(x, y, color)
+        panels.append(layers.properties(width=230, height=200))
     times, slower = by_axis["value"].last() / by_axis["value"].first(), by_axis["time"].last()
-    assert by_axis["slope"].last().idxmax() == "width"
+    assert slower["width"] > slower["length"]
     return titled(
         alt.hconcat(*panels),
         f"{times['length']:.0f} times the length takes {slower['length']:.1f} times the time, "
         f"{times['width']:.0f} times the width {slower['width']:.0f} times",
-        "A step's costs, as multiples of those at the smallest value. Dashed: slope 1. Numbers: "
-        "the slope of time in each part; noise moves it by 0.2 over a doubling.",
+        "A step's costs, as multiples of those at the smallest value. Dashed: what would grow in "
+        "proportion.",
     )
 
 
