@@ -441,7 +441,7 @@ assert gains["with a proof"][128] > 1.1 or not fast.fast_in_8_bits()
 figures.gains_chart("screen", gains)
 
 # %% [markdown]
-# The proof costs most of what 8 bits gain. One row loses, 128 gain. (Up to 16 rows our C multiplies the 8 bits, above PyTorch.) Our greedy search uses the screen from 4 rows on. A beam can't: it wants probabilities, whose denominator needs every logit.
+# The proof costs half or more of what 8 bits gain. One row loses, 128 gain. (Up to 16 rows our C multiplies 8 bits, above PyTorch.) Our greedy search uses the screen from 4 rows on. A beam can't: it wants probabilities, whose denominator needs every logit.
 
 # %%
 ways["few bits propose"] = partial(search, searching.likeliest)
