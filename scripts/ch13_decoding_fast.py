@@ -59,6 +59,7 @@ from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import beam_by_hand, greedy_choice, plain_translate, texts_by_cache
 from scripts.ch12_going_fast import duel
 from scripts.core.models import STUDIED, load_model
+from scripts.core.products import affine
 from scripts.corpora.load import load_corpus
 
 # %%
@@ -67,7 +68,7 @@ torch.set_num_threads(1)
 # %% [markdown]
 # ## Searches to read, searches to run
 #
-# > **In short.** The same translations, 9 to 14 times as fast (*The sum*). Rounding every product to 8 bits gains more, but changes some texts.
+# > **In short.** The same translations, about 3 times as fast as with chapter 8's cache, and 9 to 13 times as fast as without it (*The sum*). Rounding every product to 8 bits gains more, but changes some texts.
 #
 # Chapters 6 and 8 wrote searches to be read. Each has a fast twin, which in double precision writes the same tokens (tests check it).
 #
@@ -77,7 +78,7 @@ torch.set_num_threads(1)
 # | `CopiedCache` | [`CachedDecoding`](../scripts/fast/decoding.py) |
 # | `greedy_decode`, `beam_search` | [`cached_greedy`, `cached_beam_search`](../scripts/fast/searching.py) |
 #
-# A trick's *gain* is how many times as long the work takes without it. A **control** races a function against itself: it shows what chance does. Times are of 32-bit models, on one thread.
+# A trick's *gain* is how many times as long the work takes without it. A **control** races a function against itself: it shows what chance does. Times are of 32-bit models, on one thread unless the text says two.
 
 
 # %%
@@ -91,6 +92,7 @@ def gain(before: Callable[[], Any], after: Callable[[], Any], rounds: int = 24) 
 
 # %%
 trained = load_model(STUDIED)
+trained.model.requires_grad_(False)
 captions = [german for german, _ in load_corpus("sample")["test"][:64]]
 ways = {
     "every prefix anew": partial(plain_translate, trained, captions),
@@ -106,18 +108,23 @@ ways = {
 #
 # `CachedDecoding` does so in three places:
 #
-# - **One product of three.** Queries, keys and values are products of the same rows. Their tables, joined, take one product.
-# - **Tables laid out.** oneDNN multiplies fastest with a table in an order of its own.
+# - **One product of three.** Queries, keys and values are products of the same rows. Their weight matrices (*tables*), joined, take one product.
+# - **Tables laid out.** oneDNN wants a table's numbers in an order of its own. They are put into it once.
 # - **Room.** `torch.cat` copies all old keys and values to append new ones: $T(T-1)/2$ positions in T steps. Instead, we keep empty room behind them, and double it when full: fewer than 2T positions are copied.
 #
-# It also has chapter 12's parts: fused kernels, and an encoder without padding. All that gains 1.9. (`without_c` turns our C off, `pack_at=0` lets no sentence leave: both come below.)
+# It also has chapter 12's parts: fused kernels, and an encoder without padding.
+#
+# Chapter 8 multiplied by `F.linear`, so by another library (chapter 11). To see what oneDNN gains alone, we first give it to chapter 8's cache. Two later tricks are still off: our loops in C (`without_c`), and sentences that leave (`pack_at=0`).
+
+# %%
+by_onednn = patch.object(nn.Linear, "forward", lambda m, x: affine(x, m.weight, m.bias, True))
+ways["products by oneDNN"] = by_onednn(ways["a cache (chapter 8)"])
 
 # %%
 fast, searching = Late("scripts.fast.decoding"), Late("scripts.fast.searching")
 kernels = Late("scripts.fast.kernels")  # imported at first use, as they import this chapter
 without_c = patch("scripts.fast.compiled.loaded", lambda name: None)  # as without a compiler
-sources = [source_ids(german, trained.tokenizer) for german in captions]
-src = pad_rows(sources)
+src = pad_rows([source_ids(german, trained.tokenizer) for german in captions])
 batch = src, padding_mask(src), 60  # (B, S), (B, 1, S), and the most tokens of a text
 ready = fast.made_ready(trained.model)
 search = partial(searching.cached_texts, ready, *batch)
@@ -127,7 +134,7 @@ ways["done once, chapter 12's parts"] = without_c(partial(search, scored, pack_a
 # %% [markdown]
 # ## A family tree instead of copies
 #
-# > **In short.** After each step of a beam some prefixes are continued twice, others not at all. With a cache for each, whole caches are copied, though no key or value has changed, only *whose* it is. So let all share one cache, and note whose past each token belongs to.
+# > **In short.** After each step of a beam some prefixes are continued twice, others not at all. With a cache for each, whole caches are copied, though no key or value has changed. So let all prefixes share one cache, and note which of its tokens each may use.
 #
 # The shared cache holds L tokens, K more after each step. Beside it we keep `ancestors` (B, k, L): does this token belong to that prefix's past? A new token is its own ancestor (`enter`). A prefix that continues another starts with a copy of its row (`follow`).
 
@@ -177,24 +184,22 @@ figures.family_chart(tree.ancestors[0], cached)
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-copying, sharing = Late("scripts.fast.copying").copying_beam_search, searching.cached_beam_search
+copying = Late("scripts.fast.copying").copying_beam_search
+sharing = searching.cached_beam_search
 stay = patch("scripts.fast.searching.PACK_AT", 0)  # no sentence leaves
-few = src[:8], padding_mask(src[:8]), 60
+small_batch = src[:8], padding_mask(src[:8]), 60
 for K in (2, 8, 32):
-    gained = gain(*(stay(partial(rival, ready, *few, K)) for rival in (copying, sharing)), 6)
-    print(f"the tree gains {gained:.2f} in a beam of {K}")
+    by_tree = stay(partial(sharing, ready, *small_batch, K))
+    gained = gain(partial(copying, ready, *small_batch, K), by_tree, 6)  # its sentences stay, too
+    print(f"beam of {K}: the tree gains {gained:.2f}; control {gain(by_tree, by_tree, 6):.2f}")
 assert gained > 1.1  # the widest
 
 # %% [markdown]
-# More in wide ones. Greedy search has no strangers, but with our loop it gains 1.1:
-
-# %%
-ways["attention in C"] = partial(search, scored, pack_at=0)
-
-# %% [markdown]
+# More in wide ones, with our loop in C. (The rival also reads the source's keys and values once for each prefix. So the copies aren't the only cause.)
+#
 # ## Finished sentences leave
 #
-# > **In short.** A batch goes on until its longest text ends. So let finished ones leave (a gain of 1.2 to 1.3, for 1.56 times fewer rows: the steps and the encoder's work remain).
+# > **In short.** A batch goes on until its longest text ends. So let finished ones leave.
 #
 # Texts of 5, 9 and 12 tokens need 26 rows of the decoder. If all stay, 36 are computed. But to take sentences out of a cache (`keep`) means to copy it. Two things keep it cheap:
 #
@@ -213,7 +218,7 @@ def close_gaps(going: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# Beside chapter 8's `write_one_by_one`: `live` names the sources in the batch, the last `if` lets the others leave, and `choose` reads x.
+# New beside chapter 8's `write_one_by_one`: `live` names the sources in the batch, and the last `if` lets the others leave. `choose` gets the decoding and its last layer's rows x (N, D): it decides which logits it needs.
 
 # %%
 PACK_AT = 0.9  # a batch is packed again when at most this share of it is unfinished
@@ -253,48 +258,35 @@ def write_and_leave(
 
 
 # %%
-def written(model: Any, sources: Sequence, size: int, pack_at: float) -> tuple[list, list]:
-    """Greedy texts for encoded sources, in batches of `size`, and the rows x (N, D) of each step."""
-    texts, steps = [], []
+def written(model: Any, src: Tensor, pack_at: float) -> tuple[list, list]:
+    """Greedy texts for sources src (B, S), and the rows x (N, D) of each step."""
+    steps = []
 
     def choose(decoding: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         steps.append(x)
         return greedy_choice(decoding.logits(x))
 
-    for start in range(0, len(sources), size):
-        src = pad_rows(sources[start : start + size])
-        ids, _ = searching.cached_texts(model, src, padding_mask(src), 60, choose, pack_at)
-        texts += [row[row != PAD].tolist() for row in ids]
-    return texts, steps
+    ids, _ = searching.cached_texts(model, src, padding_mask(src), 60, choose, pack_at)
+    return [row[row != PAD].tolist() for row in ids], steps
 
 
 # %%
 precise = load_model(STUDIED)
-precise.model.double()  # counts that are the same on every machine
-texts, all_stay = written(precise.model, sources, 64, pack_at=0)
-_, they_leave = written(precise.model, sources, 64, PACK_AT)
-ways["finished sentences leave"] = partial(search, scored)
+precise.model.double().requires_grad_(False)  # counts that are the same on every machine
+texts, all_stay = written(precise.model, src, pack_at=0)
+_, they_leave = written(precise.model, src, PACK_AT)
+ways["finished sentences leave"] = without_c(partial(search, scored))
 
 # %%
 figures.rows_chart({"all stay": all_stay, "they leave": they_leave}, texts)
 
 # %% [markdown]
-# ## Sentences of similar length, side by side
-#
-# > **In short.** In a mixed batch the short texts wait for the longest. Long sources tend to have long translations. So sort them by length first, and a batch's texts end closer together.
-#
-# A step costs time even for one row, as it reads all weights. So fewer steps help, too. **Predict.** In batches of 16, which saves rows, and which steps: sorting or leaving?
+# 900 rows do, in place of 1,408. Next comes our C: its attention, and one call for all layers when few rows are left:
 
 # %%
-orders = {"in the file's order": sources, "sorted by length": sorted(sources, key=len)}
-for order, rows in orders.items():
-    for way, pack_at in {"all stay": 0, "they leave": PACK_AT}.items():
-        _, steps = written(precise.model, rows, 16, pack_at)
-        print(f"{order}, {way}: {len(steps)} steps, {sum(map(len, steps)):,} rows")
+ways["our C"] = partial(search, scored)
 
 # %% [markdown]
-# Leaving saves nearly all rows that the texts don't need. Sorting saves steps; rows only if nobody leaves.
-#
 # ## The largest of many logits
 #
 # > **In short.** A beam wants the 2K best of 8,192 logits (2K, since K of them may end: chapter 8), and `topk` searches all of them. Take the largest of each block of 64 first, and search only the blocks that can hold one of the best.
@@ -312,7 +304,7 @@ def best_logits(logits: Tensor, m: int) -> tuple[Tensor, Tensor]:
     They lie in the m blocks with the largest maxima. (Of equal logits `topk` may name others.)
     """
     N, V = logits.shape
-    if V % BLOCK or 2 * m * BLOCK >= V:  # the blocks would be half of the row
+    if V % BLOCK or 8 * m * BLOCK > V:  # the blocks would be over an eighth of the row
         return logits.topk(min(m, V), dim=-1)
     blocks = logits.view(N, V // BLOCK, BLOCK)
     chosen = blocks.amax(dim=-1).topk(m, dim=-1).indices  # (N, m)
@@ -322,23 +314,23 @@ def best_logits(logits: Tensor, m: int) -> tuple[Tensor, Tensor]:
 
 
 # %% [markdown]
-# For the 8 largest of 8,192 logits, the last `topk` searches 512, but there are more calls. **Predict.** From which vocabulary on do blocks pay? And for the largest alone, or for 64?
+# For the 8 largest of 8,192 logits, the last `topk` searches 512, but there are more calls. **Predict.** From which vocabulary on do blocks pay? And for the 64 largest?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-gains = {f"top {m}": {} for m in (1, 8, 64)} | {"control": {}}
+gains = {"top 8": {}, "top 64": {}, "control": {}}
 for V in (2**power for power in range(9, 17)):
     logits = torch.randn(32, V)
-    for m in (1, 8, 64):
+    for m in (8, 64):
         gains[f"top {m}"][V] = gain(partial(logits.topk, m), partial(best_logits, logits, m))
     gains["control"][V] = gain(partial(logits.topk, m), partial(logits.topk, m))
-assert gains["top 1"][512] < 0.8 and gains["top 8"][65536] > 1.5
+assert gains["top 8"][65536] > 1.5
 figures.gains_chart("blocks", gains)
 
 # %% [markdown]
-# For the largest alone they pay from 2,048 logits on, for 8 from 4,096, for 64 only from 32,768. With a C compiler our searches use `best_of_rows`, blocks in one pass: 6% of a beam's time (*accounts* in [the record](../results/decoding-speed.json)).
+# For 8 they pay from 4,096 logits on, for 64 from 32,768. Below, `best_logits` calls `topk`. (Put 4 for the 8 in its `if`, and blocks lose at 2,048.) With a C compiler our searches use `best_of_rows`: blocks, and the sum that probabilities need, in C.
 #
-# Greedy search needs no probabilities, only the largest logit (a gain of 1.07):
+# Greedy search needs no probabilities, only the largest logit:
 
 # %%
 ways["no probabilities"] = partial(search, lambda run, x: (run.logits(x).argmax(dim=1), None))
@@ -346,11 +338,11 @@ ways["no probabilities"] = partial(search, lambda run, x: (run.logits(x).argmax(
 # %% [markdown]
 # ## Few bits propose, a bound decides
 #
-# > **In short.** Greedy decoding wants one token, but computes exact logits for all 8,192. Compute coarse ones instead, which is cheap. Then compute exactly only the few that may be the largest, and prove that no other can be. (The whole search gains 1.07.)
+# > **In short.** Greedy decoding wants one token, but computes exact logits for all 8,192. Compute coarse ones instead, which is cheap. Then compute exactly only the few that may be the largest, and prove that no other can be.
 #
 # The logits are a step's largest product: $x$ (N, D) with the table $W$ (V, D). In 8 bits a processor multiplies four numbers in place of one.
 #
-# **Round.** Each row has its unit: 127 units are its largest number, sign aside. Whole numbers are multiplied and added without any error; we multiply by the units at the end.
+# **Round.** Each row has a unit: its largest absolute value, divided by 127. Each number becomes a whole number of units. Whole numbers are multiplied and added without any error; we multiply by the units at the end.
 
 
 # %%
@@ -415,7 +407,8 @@ class Screen:
 # **Check.** In our captions' rows no error may exceed the bound. **Predict.** How often is the best-looking token wrong? How many tokens are left over?
 
 # %%
-x, layer = torch.cat(they_leave), precise.model.generator.proj.requires_grad_(False)  # x (N, D)
+x = torch.cat(they_leave)  # (N, D)
+layer = precise.model.generator.proj
 screen = Screen(layer, partial(product_in_8_bits, layer))
 coarse, exact, error = screen.coarse(x), layer(x), screen.error(x)  # (N, V) twice, (N, 1)
 share = ((coarse - exact).abs() / error).max()
@@ -429,15 +422,15 @@ print(f"left over of 8,192 tokens: {counts.double().mean():.1f} a row, {counts.m
 figures.bound_chart(coarse[misled[0]], exact[misled[0]], error[misled[0]].item())
 
 # %% [markdown]
-# `Packed8` uses the processor's instructions for 8 bits; its rival `Packed` multiplies 32. **Predict.** For how many rows does the screen pay?
+# [`Packed8`](../scripts/fast/decoding.py) is this product with the processor's instructions for 8 bits; `Packed`, its rival, multiplies in 32 bits. **Predict.** For how many rows does the screen pay?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-layer = trained.model.generator.proj.requires_grad_(False)  # in 32 bits
+layer = trained.model.generator.proj  # in 32 bits
 best = lambda product, x: kernels.best_of_rows(product(x), 1, total=False)[1][:, 0]  # noqa: E731
 screen = Screen(layer, fast.Packed8(layer))
-by_32, by_8 = partial(best, fast.Packed(layer)), partial(best, screen.coarse)
-finders = {"8 bits": by_8, "with a proof": screen.largest, "control": by_32}
+by_32 = partial(best, fast.Packed(layer))
+finders = {"8 bits": partial(best, screen.coarse), "with a proof": screen.largest, "control": by_32}
 gains = {name: {} for name in finders}
 for N in (1, 2, 4, 8, 16, 32, 64, 128):
     rows = x[:N].float()
@@ -448,7 +441,7 @@ assert gains["with a proof"][128] > 1.1 or not fast.fast_in_8_bits()
 figures.gains_chart("screen", gains)
 
 # %% [markdown]
-# Our greedy search uses it from 4 rows on (at 32 it gains nothing). A beam can't: it wants probabilities, whose denominator needs every logit.
+# The proof costs half or more of what 8 bits gain. One row loses, 128 gain. (Up to 16 rows our C multiplies 8 bits, above PyTorch.) Our greedy search uses the screen from 4 rows on. A beam can't: it wants probabilities, whose denominator needs every logit.
 
 # %%
 ways["few bits propose"] = partial(search, searching.likeliest)
@@ -456,7 +449,7 @@ ways["few bits propose"] = partial(search, searching.likeliest)
 # %% [markdown]
 # ## Eight bits in every product
 #
-# > **In short.** All other products still multiply 32 bits. Round what goes into every product with a table, and give up the proof. That is 1.5 to 1.8 times as fast (*Against others*), but some texts change.
+# > **In short.** All other products still multiply 32 bits. Round what goes into every product with a table, and give up the proof. That is about 1.5 to 1.8 times as fast (*Against others*), but some texts change.
 #
 # **Predict.** How many of 64 texts change?
 
@@ -467,12 +460,12 @@ for part in rounded.model.modules():
     if isinstance(part, nn.Linear):
         part.forward = partial(product_in_8_bits, part)
 translated = [texts_by_cache(model, captions, greedy_choice) for model in (precise, rounded)]
-changed = [texts for texts in zip(captions, *translated, strict=True) if texts[1] != texts[2]]
+changed = [triple for triple in zip(captions, *translated, strict=True) if triple[1] != triple[2]]
 print(f"{len(changed)} of {len(captions)} change. Two of them (source, exact, 8 bits):\n")
 print(*map("\n".join, changed[:2]), sep="\n\n")
 
 # %% [markdown]
-# Both were wrong before. `Packed8` rounds in the same way, fast. A last digit can tip a rounding, so other texts may change. `python -m scripts.translate` uses it where 8 bits are fast.
+# Both were wrong before. `Packed8` rounds in the same way, fast. `python -m scripts.translate` uses it where 8 bits are fast.
 
 # %%
 model_8 = fast.made_ready(trained.model, "int8")
@@ -481,35 +474,37 @@ ways["8 bits in every product"] = partial(searching.cached_greedy, model_8, *bat
 # %% [markdown]
 # ## The sum
 #
-# > **In short.** The cache gains most, then what is done once, and 8 bits. In a beam of 4 the tree gains 1.25, our C (attention, `best_of_rows`) 1.3. All exact ways write the same texts.
+# > **In short.** The cache gains most. All exact ways write the same texts.
 
 # %%
 beams = {
     "a cache for each prefix": without_c(partial(copying, ready, *batch)),
     "a family tree": without_c(stay(partial(sharing, ready, *batch))),
-    "our C": stay(partial(sharing, ready, *batch)),
-    "finished sentences leave": partial(sharing, ready, *batch),
+    "finished sentences leave": without_c(partial(sharing, ready, *batch)),
+    "our C": partial(sharing, ready, *batch),
     "8 bits in every product": partial(sharing, model_8, *batch),
 }
-plain_texts = ways["a cache (chapter 8)"]()
-for way in [*ways.values()][2:-1]:
-    assert [trained.tokenizer.decode(row) for row in way()[0].tolist()] == plain_texts
-*exact, _ = [[best.ids for best, *_ in way()] for way in beams.values()]
-assert exact == exact[:1] * 4
+plain, cached, onednn, *others, _ = ways.values()  # the last, in 8 bits, changes texts
+expected = plain()
+assert cached() == onednn() == expected
+for way in others:
+    assert [trained.tokenizer.decode(row) for row in way()[0].tolist()] == expected
+expected, *others, _ = [[best.ids for best, *_ in way()] for way in beams.values()]
+assert all(texts == expected for texts in others)
 
 # %%
 # NBVAL_IGNORE_OUTPUT
 races = []
 for contest, rounds in ((ways, 8), (beams, 3)):
     first, _, *others = contest.values()
-    gains = {b: gain(contest[a], contest[b], rounds) for a, b in pairwise(contest)}
+    gains = {new: gain(contest[old], contest[new], rounds) for old, new in pairwise(contest)}
     controls = [gain(way, way, rounds) for way in others]
     races.append((gains, gain(first, others[-1], 2), controls))
 assert max(races[0][0], key=races[0][0].get) == "a cache (chapter 8)"
 figures.waterfall_chart(*races)
 
 # %% [markdown]
-# On two threads, by the clock, one round of 100 sentences ([the record](../results/decoding-speed.json)): 8.6 times as fast as chapter 8 without a cache for greedy search, 11.5 for a beam of 4; in 8 bits 14.5 and 20.1.
+# On two threads, by the clock, one round of 100 sentences ([the record](../results/decoding-speed.json)): about 9 times as fast as chapter 8 without a cache for greedy search, 12 for a beam of 4; in 8 bits 14 and 20.
 #
 # ## When may a beam stop?
 #
@@ -520,8 +515,8 @@ figures.waterfall_chart(*races)
 # %%
 phrases = {START: {"so": 0.45, END: 0.40, "no": 0.15}, "so": {"be": 1.0}, "be": {"it": 1.0}}
 phrases |= {"it": {END: 1.0}, "no": {END: 1.0}}
-ended, steps = beam_by_hand(phrases, beam=2)
-print("ended:", ended, " still being written:", *steps[-1][2][0])  # the best prefix at its stop
+ended, beam_steps = beam_by_hand(phrases, beam=2)
+print("ended:", ended, " still being written:", *beam_steps[-1][2][0])
 print("best of all:", every_sentence(phrases)[0])
 
 # %% [markdown]
@@ -529,7 +524,7 @@ print("best of all:", every_sentence(phrases)[0])
 #
 # $$\text{hope} = \frac{s}{T_{\max}^{\,\alpha}}$$
 #
-# If the K-th best finished score is at least the hope of the best prefix in the beam, nothing in the beam can enter the list. (A prefix that the beam has dropped might still have led to a better one.)
+# If the K-th best finished score is at least the hope of the best prefix in the beam, nothing in the beam can become one of the K best. (A prefix that the beam has dropped might still have led to a better one.)
 
 
 # %%
@@ -548,21 +543,23 @@ timed = load_record("decoding-speed")
 figures.stop_table(timed)
 
 # %% [markdown]
-# 38 texts change, for 17 to 35% more time (five rounds). The +0.34 BLEU may be chance.
+# 38 texts change, for a fifth to a third more time. The +0.34 BLEU may be chance.
 #
 # ## Against others
 #
-# > **In short.** On whole files ours is clearly faster than CTranslate2, a C++ program, in 8 bits with a beam (1.2 times); the other speeds are within 7%. Sentence by sentence, ours is slower.
+# > **In short.** On whole files ours is clearly faster than CTranslate2, a C++ program, in 8 bits with a beam (1.2 times); the other speeds differ by about a tenth at most. Sentence by sentence, ours is slower.
 #
-# On two threads, in turns. CTranslate2 gets the fastest of five batch sizes; its time includes ids to pieces and back. Ours takes as few batches as memory allows. No control ran: a few percent may be chance.
+# On two threads, in turns. CTranslate2 gets the fastest of five batch sizes; its time includes ids to pieces and back. Ours takes as few batches as memory allows.
 
 # %%
 figures.race_table(timed)
 
 # %% [markdown]
+# *Rounds*: our speed over CTranslate2's, the lowest and the highest of five rounds. No control ran, but ours in 8 bits with a beam leads in every round.
+#
 # *Same texts*: as ours in 32 bits. In 8 bits 4 to 6 of ours in a hundred change, and BLEU by less than 0.2.
 #
-# **One sentence at a time**, a step has few rows. Then one call of [C](../scripts/fast/kernels.py) runs all layers of the decoder. Milliseconds on one thread (p50: the median of 200 sentences; p99: one in a hundred takes longer):
+# **One sentence at a time**, each step has few rows. Milliseconds on one thread (p50: the median of 200 sentences; p99: one in a hundred takes longer):
 
 # %%
 figures.alone_table(timed)
@@ -571,8 +568,8 @@ figures.alone_table(timed)
 # ## Summary
 #
 # - Do once what doesn't change between steps.
-# - Finished sentences leave the batch. Sorting by length saves steps.
-# - A beam's cache needn't move: a matrix of ancestors says whose it is.
+# - Finished sentences leave the batch.
+# - A beam's cache needn't move: a matrix of ancestors says who may use which token.
 # - To find the largest of many logits, look at blocks first, or let few bits propose and a bound decide.
 # - K endings don't prove that a beam is done. A bound on its best prefix does.
 #
@@ -582,13 +579,13 @@ figures.alone_table(timed)
 #
 # ## Exercises
 #
-# `check(f)` is silent when your function is right, and otherwise says what is wrong.
+# `check(f)` is silent when your function is right, and otherwise says what is wrong. `solution`, from `scripts.book.exercises`, shows ours.
 #
 # ### Exercise 1 · When to pack
 #
 # *code · difficulty ●○○ · worth ●●○ · 15 minutes*
 #
-# `write_and_leave` packs when at most `pack_at` of the batch's rows are unfinished. Suppose that packing costs as much as `packing` rows. What does a batch cost whose texts have `lengths` tokens? Count the rows of every step, and the packings; after the last step nothing is packed. *Further:* for our 64 `texts` and `packing=10`, which `pack_at` is cheapest? (`solution("decoding_cost")` shows ours.)
+# `write_and_leave` packs when at most `pack_at` of the batch's rows are unfinished. Suppose that packing costs as much as `packing` rows. What does a batch cost whose texts have `lengths` tokens? Count the rows of every step, and the packings; after the last step nothing is packed. *Further:* for our 64 `texts` and `packing=10`, which `pack_at` is cheapest? (`solution("decoding_cost")`)
 
 
 # %%
@@ -604,7 +601,7 @@ check(decoding_cost)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# A beam needn't copy its ids either. Keep each step's tokens (B, K) and origins (B, K), and read the texts at the end. `tokens[t, b, j]` continues the prefix that stood at place `origins[t, b, j]` after step t − 1. `origins[0]` is all zero, for `<s>`. Return the texts (B, K, T) of the last step's K prefixes. (`solution("trace_back")` shows ours.)
+# A beam needn't copy its ids either. Keep each step's tokens (B, K) and origins (B, K), and read the texts at the end. `tokens[t, b, j]` continues the prefix that stood at place `origins[t, b, j]` after step t − 1. `origins[0]` is all zero, for `<s>`. Return the texts (B, K, T) of the last step's K prefixes. (`solution("trace_back")`)
 
 
 # %%

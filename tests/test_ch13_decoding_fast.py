@@ -17,7 +17,7 @@ def test_rows_that_go_on_stay_where_they_can():
 
 
 def test_equal_logits_have_places_of_their_own():
-    logits = torch.randint(9, (50, 2048))
+    logits = torch.randint(9, (50, 4096))
     top, place = best_logits(logits, 8)
     assert top.equal(logits.topk(8).values) and logits.gather(1, place).equal(top)
     assert all(len(set(row)) == 8 for row in place.tolist())
