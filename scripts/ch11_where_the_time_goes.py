@@ -374,7 +374,7 @@ inside.round(2)
 # |---|---|---|
 # | linear maps | narrow instructions | with 256 bits oneDNN, too, is hardly faster than `F.linear` |
 # | Adam | too many bytes | 2.6 times the least, about 3 times the time |
-# | attention | too many bytes: *refuted* | the fused call needs less than half, and gains nothing |
+# | attention | too many bytes: *refuted* | the fused call needs less than half, and is hardly faster |
 # | LayerNorm | one slow link | variance and mean: most of the time, a ninth of the bytes |
 # | dropout | one slow link | drawing random numbers: most of the time |
 # | loss | one slow link | strangely a subtraction, `sub` |
@@ -400,7 +400,7 @@ assert sweep["in place"].max() > 1.3 * sweep["in place"].iloc[-1]
 speed.bandwidth_chart(sweep, rates[1])
 
 # %% [markdown]
-# It was the cache: in place, the sum's speed falls to about a third. Into another tensor it has half to three quarters of that speed, into a *new* one of 32 MiB or more about a tenth.
+# It was the cache: in place, the sum's speed falls to about a third. Into another tensor it has half to three quarters of that speed, into a *new* one of more than 32 MiB about a tenth.
 #
 # ### Case: the slow subtraction
 #

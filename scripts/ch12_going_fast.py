@@ -182,7 +182,7 @@ show(duel(lap := laps(to_longest[:1]), lap), "the same again", at_least=0.8)
 staircase.lines_chart(stairs := load_record("speed-stairs"))
 
 # %% [markdown]
-# Fifty-five lines train more than ten times as many tokens a second; nearly half of them are chapter 7's `token_batches`. About a thousand more lines make it about 1.3 times as fast again. (A third of these is `fast.py`, through which the race runs all stairs from *fused parts* on.)
+# Fifty-five lines train more than ten times as many tokens a second; nearly half of them are chapter 7's `token_batches`. About a thousand more lines make it about 1.4 times as fast again. (A third of these is `fast.py`, through which the race runs all stairs from *fused parts* on.)
 #
 # The next table compares each stair with the one below it: median and range of seven rounds. *Fused parts, within scripts/fast* is the same stair with the fast path on both sides. The last row is the control, the finished program against itself. A gain or a loss is *seen* if all seven rounds lie beyond the control's range.
 
@@ -263,7 +263,7 @@ show(ratios, "memory kept", at_least=0.8)
 added.loc[["memory kept"]]
 
 # %% [markdown]
-# The live model has no tensor of 32 MiB, the size from which `USUAL` always gives memory back. At full size all programs share a process: one may use what another has kept. In an [older race](../results/speed-peers.json), with a process each and two threads, the textbook in 16 bits became about 1.27 times as fast, and took 16% more memory.
+# At full size all programs share a process, so one may use what another has kept. In an [older race](../results/speed-peers.json), with a process each and two threads, the textbook in 16 bits became about 1.27 times as fast, and took 16% more memory.
 #
 # ## PyTorch's fused parts
 #
@@ -595,10 +595,19 @@ stages
 staircase.launches_chart(stages)
 
 # %% [markdown]
+# ## To 40 BLEU
+#
+# From nothing to a translator on two cores: tokenizer, training and validation, with three seeds. Can you be faster ([rules and recipe](../docs/speedrun.md))?
+
+# %%
+for run in load_record("speedrun-cpu-1")["runs"]:
+    print(f"{run['seconds']:.0f} seconds, {run['epochs']} epochs, BLEU {run['test_bleu']:.1f}")
+
+# %% [markdown]
 # ## Summary
 #
 # - A trick counts if it computes the same numbers, up to rounding, and if its ratios lie beyond the control's.
-# - Begin with what costs few lines: padding, 16 bits, fused parts. Then sort, in 26. A thousand more lines bring about 1.3.
+# - Begin with what costs few lines: padding, 16 bits, fused parts. Then sort, in 26. A thousand more lines bring about 1.4.
 # - Ask what a fused operation does with *your* settings: on a CPU dropout rules out PyTorch's fast attention.
 # - A trick's factor depends on how long the rest takes, and on what stands on it.
 # - On a GPU a small model waits for launches: a recording is worth nine times.

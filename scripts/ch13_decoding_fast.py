@@ -68,7 +68,7 @@ torch.set_num_threads(1)
 # %% [markdown]
 # ## Searches to read, searches to run
 #
-# > **In short.** The same translations, about 3 times as fast as with chapter 8's cache, and 9 to 13 times as fast as without it (*The sum*). Rounding every product to 8 bits gains more, but changes some texts.
+# > **In short.** The same translations, about 3 times as fast as with chapter 8's cache, and 9 to 15 times as fast as without it (*The sum*). Rounding every product to 8 bits gains more, but changes some texts.
 #
 # Chapters 6 and 8 wrote searches to be read. Each has a fast twin, which in double precision writes the same tokens (tests check it).
 #
@@ -441,7 +441,7 @@ assert gains["with a proof"][128] > 1.1 or not fast.fast_in_8_bits()
 figures.gains_chart("screen", gains)
 
 # %% [markdown]
-# The proof costs half or more of what 8 bits gain. One row loses, 128 gain. (Up to 16 rows our C multiplies 8 bits, above PyTorch.) Our greedy search uses the screen from 4 rows on. A beam can't: it wants probabilities, whose denominator needs every logit.
+# The proof costs about half of what 8 bits gain. (Up to 16 rows our C multiplies 8 bits, above PyTorch.) It pays from 8 rows on, so our greedy search uses it from there. A beam can't: it wants probabilities, whose denominator needs every logit.
 
 # %%
 ways["few bits propose"] = partial(search, searching.likeliest)

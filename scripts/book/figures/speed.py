@@ -97,7 +97,7 @@ def bandwidth_chart(sweep: pd.DataFrame, bandwidth: float) -> alt.TopLevelMixin:
         ),
         cliff.mark_rule(color=GREY, strokeWidth=1).encode(x),
         cliff.mark_text(
-            align="right", dx=-6, dy=8, color=GREY, text="from 32 MiB on: given back"
+            align="right", dx=-6, dy=8, color=GREY, text="above 32 MiB: given back"
         ).encode(x, y=alt.value(0)),
         curves.encode(x, y, color.title(None)),
     ]
@@ -107,7 +107,7 @@ def bandwidth_chart(sweep: pd.DataFrame, bandwidth: float) -> alt.TopLevelMixin:
         f"A sum moves up to {in_place.max():.0f} GB/s in the cache, "
         f"{in_place.iloc[-1]:.0f} in memory, {new.iloc[-1]:.0f} into new memory",
         "The same sum: in place, into a tensor that is kept, or into a new one each time. Dashed: "
-        "the roofline's bandwidth. From 32 MiB on glibc gives a freed tensor's memory back.",
+        "the roofline's bandwidth. Above 32 MiB glibc gives a freed tensor's memory back.",
     )
 
 
