@@ -88,7 +88,7 @@ export.need_packages("onnx", "onnxscript", "onnxruntime", "ctranslate2")
 # | the search | the host | CTranslate2 (how fast: chapter 13) | the page, in JavaScript |
 # | the tokenizer's code | the host | the host | the page, in JavaScript |
 #
-# - **ONNX** (Open Neural Network Exchange) is a file format for lists of operations: multiply these, add those. A *runtime* carries them out.
+# - **ONNX** (Open Neural Network Exchange) is a file format for lists of operations. A *runtime* carries them out.
 # - **CTranslate2** knows some Transformers (ours, GPT's, BERT's, Whisper's), and runs nothing else.
 #
 # We take the small model that comes with the series (N = 2, D = 128) and forty sentences of the sample corpus. The hosts in NumPy and CTranslate2 must write the tokens of chapter 6's `greedy_decode`.
@@ -127,9 +127,7 @@ with export.refused(shows="ended.all()"):  # prints what the message says about 
 # %% [markdown]
 # The message quotes the line at fault. There Python needs a yes or no, and a tensor without values has none. A graph holds the operations of one run; Python's `for` and `if` aren't in it. With the loop outside, each host chooses its own search.
 #
-# Between steps the host keeps what chapter 8's `CopiedCache` kept: the keys and values that cross-attention makes of the source, and those that self-attention made of earlier tokens. The encoder's graph gives the source's, `cross`. A step takes the earlier tokens', `past`, and returns them with its own added, as `present`:
-#
-# $$ \text{encoder}: (\text{src}, \text{src\_mask}) \mapsto \text{cross} \qquad \text{step}: (\text{tokens}, \text{position}, \text{past}, \text{cross}, \text{src\_mask}) \mapsto (\text{logits}, \text{present}) $$
+# Between steps the host keeps what chapter 8's `CopiedCache` kept: the keys and values that cross-attention makes of the source, and those that self-attention made of earlier tokens. The encoder's graph gives `cross`, those of the source. A step takes `past`, those of the earlier tokens, and returns them with its own added, as `present`.
 #
 # cross is (N, 2, R, H, S, d_k): for each layer keys, then values, of each row, head and source token. past is (N, 2, R, H, T, d_k).
 
@@ -296,7 +294,7 @@ def host_greedy(
 
 
 # %% [markdown]
-# **Predict.** The runtime adds in another order than PyTorch, so the logits' last digits differ. In how many of the forty sentences will rounding change a choice?
+# **Predict.** The runtime's logits differ from PyTorch's in their last digits. In how many of the forty sentences does that change a choice?
 
 # %%
 config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -360,7 +358,7 @@ print(f"in:  {sources[5]}\nout: {texts[5]}")
 #
 # ## Case · English, and wrong
 #
-# > **In short.** An export may succeed, take every size, and write wrong sentences. We compare graph and module, and ask of each call which suspects it clears.
+# > **In short.** An export may succeed, and write wrong sentences. We ask of each call which suspects it clears.
 #
 # **Symptom.** A colleague exports the same model by the same function, with an example of their own. Their host gives each of the graph's inputs the array of its name.
 
@@ -551,7 +549,7 @@ for i in (4, 32):
 #
 # > **In short.** ONNX Runtime runs in browsers, too. With a loop in JavaScript, a model becomes a web page, and no sentence leaves the reader's machine.
 #
-# The series has such a page in `docs/living`, built by `python docs/living/build.py FOLDER`, with the best model that ships (chapter 21). Its weights travel in 16 bits, and become float32 on loading.
+# `python docs/living/build.py FOLDER` builds such a page, with the best model that ships (chapter 21). Its weights travel in 16 bits, and become float32 on loading.
 #
 # Its `greedy` is `host_greedy` for one sentence, in another language:
 #
