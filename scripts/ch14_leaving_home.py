@@ -318,7 +318,7 @@ def watched_step(**inputs: np.ndarray) -> list[np.ndarray]:
 # %%
 noted = []  # of each step (40, V)
 host_greedy(encoder, watched_step, config, rows, max_len=60)
-read = torch.cat((torch.full((40, 1), BOS), greedy[:, :-1]), dim=1)  # (40, T)
+read = torch.cat((torch.full((40, 1), BOS), greedy[:, :-1]), dim=1)  # (40, T): what each step reads
 x = model(src, read, padding_mask(src), subsequent_mask(read.size(1)))  # (40, T, D)
 expected = model.generator(x).detach().numpy()  # (40, T, V)
 written = (greedy != PAD).numpy()  # (40, T): True up to each text's </s>
@@ -419,7 +419,7 @@ for change in ({}, {"R": 7}, {"R": 1}, {"S": 40}, {"T": 4}, {"position": 4}):
 # - (b): an operation that reads the position remains.
 # - (a): of the weights, a new position changes only which row of the table of positions is read. Rows other than 2 remain.
 #
-# We vary the position, together with T:
+# Position and T vary:
 
 # %%
 equal = [[step_gap(their_step, model, p, T=T) < 1e-4 for p in range(6)] for T in range(6)]
