@@ -381,7 +381,7 @@ for i in (0, 1, 4):
     print(f"right:  {texts[i]}\ntheirs: {tokenizer.decode(spoiled[i])}")
 
 # %% [markdown]
-# The words are English, so one suspects the training.
+# The words are English: one suspects the training.
 #
 # **Suspects.** (a) The weights. (b) An operation. (c) The sizes: R, S or T. (d) Something that the example fixed.
 #
@@ -419,7 +419,7 @@ for change in ({}, {"R": 7}, {"R": 1}, {"S": 40}, {"T": 4}, {"position": 4}):
 # - (b): an operation that reads the position remains.
 # - (a): of the weights, a new position changes only which row of the table of positions is read. Rows other than 2 remain.
 #
-# Position and T vary:
+# We vary position and T:
 
 # %%
 equal = [[step_gap(their_step, model, p, T=T) < 1e-4 for p in range(6)] for T in range(6)]
@@ -551,7 +551,7 @@ for i in (4, 32):
 #
 # `python docs/living/build.py FOLDER` builds such a page, with the best model that ships (chapter 21). Its weights travel in 16 bits, and become float32 on loading.
 #
-# Its `greedy` is `host_greedy` for one sentence, in another language:
+# The page's `greedy` is `host_greedy` for one sentence, in JavaScript:
 #
 # | | NumPy | JavaScript (`model.js`, `decode.js`) |
 # |---|---|---|
