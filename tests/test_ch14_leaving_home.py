@@ -193,7 +193,11 @@ def test_a_step_can_read_its_position_off_the_past(untrained):
     sizes = {name: STEP_SIZES[name] for name in inputs}
     exported = export_graph(CountingStep(model), inputs, ["logits", "present"], sizes)
     assert [part.name for part in exported.graph.input] == list(inputs)
-    step = graph_function(exported.SerializeToString())  # drops the position that it is given
+    graph = graph_function(exported.SerializeToString())
+
+    def step(position, **inputs):  # `step_gap` gives a position, too
+        return graph(**inputs)
+
     assert all(step_gap(step, model, T, R=2, S=7, T=T) < 1e-4 for T in (0, 1, 2, 5, 255))
 
 

@@ -79,7 +79,7 @@ def quiet_exporter() -> Iterator[None]:
 
 @contextmanager
 def refused(shows: str) -> Iterator[None]:
-    """The exporter must refuse what is inside; prints the sentence of its message with `shows`."""
+    """What is inside must raise; prints the sentence of the message with `shows`."""
     try:
         with quiet_exporter(), redirect_stderr(io.StringIO()):  # it would print the whole graph
             yield
@@ -87,7 +87,7 @@ def refused(shows: str) -> Iterator[None]:
         line = next(line for line in str(error).split("\n") if shows in line)
         print("refused:", line.strip("- ").split(". ")[0])
     else:
-        raise AssertionError("the exporter took it")
+        raise AssertionError("nothing was refused")
 
 
 def graph_config(model: EncoderDecoder) -> dict[str, int]:

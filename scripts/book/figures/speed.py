@@ -195,8 +195,7 @@ def two_graphs() -> alt.TopLevelMixin:
         drawn("two_graphs").chart(),
         "Two graphs, and a loop that belongs to neither",
         "Read upwards. Three things go round: the token that the host chooses, the position that "
-        "it counts, and past, which is the previous step's present. Blue and orange: graphs. "
-        "Pink: the host. Green: keys and values.",
+        "it counts, and past, which is the previous step's present.",
     )
 
 
@@ -204,7 +203,7 @@ def equal_chart(equal: list[list[bool]]) -> alt.TopLevelMixin:
     """Where their step equals ours, by tokens read, T, and position; a translation's is framed."""
     steps = pd.DataFrame({"row": range(len(equal)), "column": range(len(equal))})
     frames = alt.Chart(steps).mark_rect(fillOpacity=0, stroke=PALETTE[1], strokeWidth=3)
-    titles = {"row_title": "earlier tokens, T", "column_title": "position given"}
+    titles = {"row_title": "earlier tokens, T", "column_title": "position asked for"}
     square = heatmap(equal, **titles, words=("equal", "different"))
     frames = frames.encode(
         alt.X("column:O", title=titles["column_title"]), alt.Y("row:O", title=titles["row_title"])
