@@ -541,9 +541,10 @@ for i in (4, 32):
     for name in ("min_decoding_length", "patience"):
         answer = answers[name][i]
         print(f"{name}:\n{answer.scores[0]:6.2f}  {tokenizer.decode(best_of(answer))}")
+    assert tokenizer.decode(best_of(answer)) == texts[i]  # waiting finds greedy decoding's
 
 # %% [markdown]
-# Five, one, two and two. Our search ends at four finished texts (chapter 8), however bad, and both times one of them is empty. Forbid it, or wait for eight, and the search goes on to a better text, which greedy decoding wrote as well.
+# Five, one, two and two. Our search ends at four finished texts (chapter 8), however bad, and both times one of them is empty. Forbid it, or wait for eight, and the search goes on to a better text. Waiting finds what greedy decoding wrote.
 #
 # ## In the browser
 #
