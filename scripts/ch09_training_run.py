@@ -104,11 +104,11 @@ history_chart(history, "Half the BLEU comes in two epochs; this run's losses nev
 # %%
 gpu = torch.cuda.is_available()
 torch.set_default_dtype(torch.float32 if gpu else torch.float64)  # checks ask for many digits
-TINY = replace(PRESETS["sample"], layers=1, heads=2, vocab=900, max_tokens=256, device="cpu")
+ONE_LAYER = replace(PRESETS["sample"], layers=1, heads=2, vocab=900, max_tokens=256, device="cpu")
 SHORT_RUN = replace(
-    TINY, d_model=32, d_ff=64, dropout=0.1, epochs=2, warmup=10, lr=5e-3, save_every=2
+    ONE_LAYER, d_model=32, d_ff=64, dropout=0.1, epochs=2, warmup=10, lr=5e-3, save_every=2
 )
-toy = replace(TINY, d_model=64, d_ff=128, epochs=6, warmup=50, lr=7e-3)
+toy = replace(ONE_LAYER, d_model=64, d_ff=128, epochs=6, warmup=50, lr=7e-3)
 
 
 @functools.cache
