@@ -263,7 +263,7 @@ show(ratios, "memory kept", at_least=0.8)
 added.loc[["memory kept"]]
 
 # %% [markdown]
-# At full size all programs share a process, so one may use what another has kept. In an [older race](../results/speed-peers.json), with a process each and two threads, the textbook in 16 bits became about 1.27 times as fast, and took 16% more memory.
+# Live, one run of this cell gave 1.4, another 1.0. At full size all programs share a process, so one may use what another has kept. In an [older race](../results/speed-peers.json), with a process each and two threads, the textbook in 16 bits became about 1.27 times as fast, and took 16% more memory.
 #
 # ## PyTorch's fused parts
 #
