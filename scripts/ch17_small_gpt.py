@@ -85,7 +85,7 @@ torch.set_default_dtype(torch.float64)
 #
 # > **In short.** A language model says, at every position, what comes next. One stack of layers can do that, with a mask that hides the future.
 #
-# It gives a text $x_1, \dots, x_T$ a probability, one token at a time ($x_0$ is `<s>`, $x_T$ is `</s>`):
+# A language model gives a text $x_1, \dots, x_T$ a probability, one token at a time ($x_0$ is `<s>`, $x_T$ is `</s>`):
 #
 # $$ p(x_1, \dots, x_T) = \prod_{t=1}^{T} p(x_t \mid x_0, \dots, x_{t-1}) $$
 #
@@ -485,7 +485,7 @@ for number, run in enumerate(record["passes"], start=1):
     print(f"pass {number}, {run['val']:.2f} bits on validation: {run['text']}")
 
 # %% [markdown]
-# Not even after the last: nobody walks *in a bicycle*. One draw a pass is only a hint, but grammar seems to come before sense.
+# Not even after the last: nobody walks *in a bicycle*. One draw a pass is only a hint.
 #
 # Change the prompt. Begin with a capital letter, as captions do.
 
@@ -622,7 +622,7 @@ titled(heatmap(shares, [*shares.index], ["1", "2", "3"], **look), finding, capti
 #
 # $$ p(x \mid h) = \lambda\, p_{\text{table}}(x \mid h) + (1 - \lambda)\, p_{\text{model}}(x \mid h) $$
 #
-# That is a distribution, too. **Predict.** The mean of two marks lies between them. Does a mixture's cost?
+# That is a distribution, too. **Predict.** The mean of two numbers lies between them. Does a mixture's cost lie between the two costs?
 
 
 # %%
@@ -640,7 +640,7 @@ for pair, run in record["mixtures"].items():
     print(pair, f"(λ {run['share']}): {run['test']:.3f}, saved {table_bits[12] - run['test']:.3f}")
 
 # %% [markdown]
-# No, it lies below both. At λ = ½ Jensen's inequality promises only less than the mean of both. To beat the better, they must err in different places. Even a weaker table (K = 6) as partner saves a third as much. (Validation chose λ.)
+# No, it lies below both. At λ = ½ Jensen's inequality promises only less than their mean. To beat the better one, they must err in different places. Even a weaker table (K = 6) as partner saves a third as much. (Validation chose λ.)
 #
 # ## Summary
 #
@@ -648,7 +648,7 @@ for pair, run in record["mixtures"].items():
 # - A loss too good may come from a question that contains its answer.
 # - Compare language models in bits of the same characters, and say what each side could still gain.
 # - An average hides strengths. Sort errors by what could explain them.
-# - After five passes our model loses to a table, narrowly; but it sees subjects that the table can't. Together they win.
+# - After five passes our model narrowly loses to a table, but it sees subjects that the table can't. Together they win.
 #
 # ## What the paper did that we don't
 #
