@@ -123,7 +123,7 @@ costs = whole.set_index(["width", "passes"])["operations"]
 print("for the cost of six passes of width 32:", at_budget(whole, costs[32, 6]).round(2).to_dict())
 
 # %% [markdown]
-# At equal cost the two are level. The larger ones have read less. And for other budgets?
+# At equal cost the two are level. The larger ones have read less. And at other budgets?
 
 # %%
 unit = costs[48, 1]  # of budget: one pass of width 48
@@ -237,7 +237,7 @@ cheap = later["operations"] <= costs[96, 1]
 fitted_to = {
     "at most 1 pass of width 96": cheap,
     "at most 2 passes of width 96": later["operations"] <= costs[96, 2],
-    "all other widths": later["width"] < 96,
+    "the other widths": later["width"] < 96,
 }
 rows = {}
 for name, seen in fitted_to.items():
@@ -357,7 +357,7 @@ ours.rename_axis(index=["law", "passes read"], columns=["", "N counts"])
 # %% [markdown]
 # With the layers alone, $a$ rises, by both laws and for each choice. Outside the layers lie 69% of the parameters at width 16, and 27% at width 96. Without them small models look too small, so the best size seems to grow faster.
 #
-# How large $a$ is, these runs don't say: 0.42 to 0.76 with all parameters, 0.62 to 0.85 with the layers alone. (The rings of the first chart, 2.9 times the parameters for 8 times the budget, give 0.51.) Nor do they say the floor. As a run's tokens grow, its rate falls, and a law sees only the tokens. Passes 7 and 8 gain width 96 0.02 nats: with them the additive law finds a floor of 0.9, without them none.
+# How large $a$ is, these runs don't say: 0.42 to 0.76 with all parameters, 0.62 to 0.85 with the layers alone. (The rings of the first chart, 2.9 times the parameters for 8 times the budget, give 0.51.) Nor do they say the floor. As a run's tokens grow, its rate falls, and a law sees only the tokens. Passes 7 and 8 gain 0.02 nats at width 96: with them the additive law finds a floor of 0.9, without them none.
 #
 # ## Two meanings of D
 #
@@ -397,7 +397,7 @@ assert np.ptp(says["joint"][4::5]) < np.ptp(says["joint"][::5]) / 2  # on a sixt
 grid_chart(grid.assign(N=N, D=D, **says), "joint", "additive")
 
 # %% [markdown]
-# On the left, the dots lie closer, and so do the joint law's lines. (There the largest model is soon at its best, with the rate still at 0.89 of its peak; the smallest at 0.40. Part may be the rate.)
+# On the left, the dots lie closer, and so do the joint law's lines. (There the largest model is best with the rate still at 0.89 of its peak, the smallest at 0.40. This may play a part.)
 #
 # ## Is there a floor?
 #
@@ -421,7 +421,7 @@ drawn, dots = (lines(f, "floor, nats", error, "law", zero=True) for f in (frame,
 titled(
     drawn + dots.mark_circle(size=60),
     "The additive law takes any floor, the joint law only small ones",
-    "Error of each law, its floor held; D is the text that exists. Dots: within 8% of the best.",
+    "Error of each law, its floor held. D: text that exists. Dots: within 8% of the best.",
 )
 
 # %% [markdown]
