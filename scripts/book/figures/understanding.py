@@ -392,7 +392,9 @@ def budget_chart(bought: pd.DataFrame, start: float, title: str) -> alt.TopLevel
     color = alt.Color("doublings:Q", legend=legend).scale(scheme=scheme, reverse=True)
     base = alt.Chart(rounded(bought)).encode(
         alt.X("N:Q", title="parameters", axis=sizes).scale(padding=20, **LOG),
-        alt.Y("loss:Q", title="validation loss, nats per piece").scale(zero=False, nice=False, padding=36),
+        alt.Y("loss:Q", title="validation loss, nats per piece").scale(
+            zero=False, nice=False, padding=36
+        ),
         color,
         opacity=alt.when("datum.doublings == chosen").then(alt.value(1)).otherwise(alt.value(0.6)),
         detail="doublings:N",
