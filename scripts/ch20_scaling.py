@@ -370,15 +370,14 @@ ours.rename_axis(index=["law", "passes read"], columns=["", "N counts"])
 # %%
 read = runs["unique"] * (1 + runs["losses"].map(np.argmin))
 kept = {"all": "first", "unique": "first", "read": "mean", "loss": "mean"}
-grid = runs.assign(read=read).groupby(["width", "parts"]).agg(kept)
-grid["loss"].unstack()[[16, 1]].loc[[16, 96]].round(2)
+grid = runs.assign(read=read).groupby(["width", "parts"]).agg(kept).reset_index()
+grid.pivot(index="width", columns="parts", values="loss")[[16, 1]].loc[[16, 96]].round(2)
 
 # %% [markdown]
 # The captions gain 0.85 nats, the parameters 0.19. Now the laws: the widest model and all runs on all captions are hidden from them.
 
 # %%
 MEANINGS = {"text that exists": "unique", "text read to the best pass": "read"}
-grid = grid.reset_index()
 inside = grid["width"].lt(96) & grid["parts"].gt(1)
 rows = {}
 for meaning, D in MEANINGS.items():
