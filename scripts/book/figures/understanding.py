@@ -388,28 +388,34 @@ def budget_chart(bought: pd.DataFrame, start: float, title: str) -> alt.TopLevel
     legend = alt.Legend(
         title="units of budget", values=steps[::-1], labelExpr="pow(2, datum.value)"
     )
-    color = alt.Color("doublings:Q", legend=legend).scale(scheme="viridis", reverse=True)
+    scheme = alt.SchemeParams("viridis", extent=[0, 0.85])  # without its yellow
+    color = alt.Color("doublings:Q", legend=legend).scale(scheme=scheme, reverse=True)
     base = alt.Chart(rounded(bought)).encode(
         alt.X("N:Q", title="parameters", axis=sizes).scale(padding=20, **LOG),
-        alt.Y("loss:Q", title="validation loss, nats per piece").scale(zero=False, padding=24),
+        alt.Y("loss:Q", title="validation loss, nats per piece").scale(
+            zero=False, nice=False, padding=36
+        ),
         color,
-        opacity=alt.when("datum.doublings == chosen").then(alt.value(1)).otherwise(alt.value(0.35)),
+        opacity=alt.when("datum.doublings == chosen").then(alt.value(1)).otherwise(alt.value(0.6)),
         detail="doublings:N",
     )
     lowest = base.transform_joinaggregate(lowest="min(loss)", groupby=["doublings"])
     lowest = lowest.transform_filter("datum.loss == datum.lowest").transform_calculate(
         best="'width ' + datum.width + ', ' + format(datum.passes, '.1f') + ' passes'"
     )
+    full = alt.value(1)
+    hollow = base.transform_filter("datum.passes < 2").mark_circle(size=20)
     layers = [
-        base.mark_line(point={"filled": True, "size": 45}),
+        base.mark_line(point={"filled": True, "size": 50}),
+        hollow.encode(color=alt.value("white"), opacity=full),
         lowest.mark_point(size=160, strokeWidth=1.5),
-        lowest.mark_text(dy=18).encode(text="best:N", color=alt.value(INK)),
+        lowest.mark_text(dy=18).encode(text="best:N", color=alt.value(INK), opacity=full),
     ]
     return titled(
         alt.layer(*layers).add_params(slider).properties(width=480, height=320),
         title,
-        "Each curve spends one budget; a unit is one pass of width 48. Rings: the best size. Dots "
-        "lie between passes, on a smooth curve. In Jupyter, a slider sets the budget.",
+        "Each curve spends one budget; a unit is one pass of width 48. Rings: the best size. "
+        "Hollow: less than two passes. In Jupyter, a slider sets the budget.",
         wrap=80,
     )
 
@@ -425,7 +431,7 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
     errors = {f"error of {name}": places["loss"] / places[name] - 1 for name in (law, other)}
     x = alt.X("D:Q", title="target tokens in the part").scale(padding=12, **LOG)
     bare = x.axis(labels=False, title=None, values=TOKEN_TICKS)
-    level = {"title": "validation loss, nats per piece", "scale": alt.Scale(zero=False)}
+    level = {"title": "validation loss, nats per piece", "scale": alt.Scale(zero=False, padding=8)}
     color = alt.Color("N:O", sort="descending").legend(title="parameters", format=".2s")
     base = alt.Chart(rounded(places.assign(**errors))).encode(color.scale(scheme="viridis"))
     dots = base.mark_circle(size=55, opacity=1)
@@ -440,7 +446,7 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
         parts.append(alt.layer(zero, dots.encode(below, error)).properties(height=90))
     return titled(
         alt.vconcat(*[part.properties(width=480) for part in parts]),
-        "Size gains little when data are few",
+        f"Size gains little when data are few, and only the {law} law says so",
         f"Dots: means of three seeds. Lines: the {law} law. Below: how far the runs lie above (+) "
         "or below each law.",
         wrap=80,
