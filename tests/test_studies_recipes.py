@@ -24,6 +24,7 @@ from scripts.studies.recipes import (
     REVERSE,
     RISK,
     SAMPLED,
+    SHUFFLED,
     TAUGHT,
     distinct_candidates,
     sequence_log_probs,
@@ -61,13 +62,18 @@ def test_word_facts_are_right_where_they_are_known():
 
 def test_what_each_row_learns_from(few):
     known, people = part_indices(40, 4), few.corpus["train"]
-    rows = (ALL, PART, REVERSE, GREEDY, TAUGHT)
+    rows = (ALL, PART, REVERSE, GREEDY, SHUFFLED, TAUGHT)
     read = {row: recipes.read_by(SETTING, task(row)) for row in rows}
     pairs = {row: data.corpus["train"] for row, (data, _) in read.items()}
     assert pairs[ALL] is people and pairs[PART] == [people[i] for i in known]
     assert pairs[REVERSE] == [(english, german) for german, english in pairs[PART]]
     assert [pairs[GREEDY][i] for i in known] == pairs[PART]
     assert [e for _, e in pairs[GREEDY]] == [e for _, e in people]  # people wrote this side
+    mixed, english = zip(*pairs[SHUFFLED], strict=True)
+    german, own = zip(*people, strict=True)
+    assert english == own and sorted(mixed) == sorted(german)
+    moved = {i for i in range(40) if mixed[i] != german[i]}
+    assert moved.isdisjoint(known) and len(moved) > 20
     assert [g for g, _ in pairs[TAUGHT]] == [g for g, _ in people]
     facts = read[TAUGHT][1]
     assert facts["teacher"]["model"] == "sample-de-en" and facts["train_bleu"] > 50
