@@ -15,7 +15,7 @@ from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import pad_rows
 from scripts.core.models import Trained
 from scripts.core.settings import build_model
-from scripts.studies import english, recipes
+from scripts.studies import recipes
 from scripts.studies.recipes import (
     ALL,
     GREEDY,
@@ -24,6 +24,7 @@ from scripts.studies.recipes import (
     REVERSE,
     RISK,
     SAMPLED,
+    SHUFFLED,
     TAUGHT,
     distinct_candidates,
     sequence_log_probs,
@@ -61,26 +62,21 @@ def test_word_facts_are_right_where_they_are_known():
 
 def test_what_each_row_learns_from(few):
     known, people = part_indices(40, 4), few.corpus["train"]
-    rows = (ALL, PART, REVERSE, GREEDY, TAUGHT)
+    rows = (ALL, PART, REVERSE, GREEDY, SHUFFLED, TAUGHT)
     read = {row: recipes.read_by(SETTING, task(row)) for row in rows}
     pairs = {row: data.corpus["train"] for row, (data, _) in read.items()}
     assert pairs[ALL] is people and pairs[PART] == [people[i] for i in known]
     assert pairs[REVERSE] == [(english, german) for german, english in pairs[PART]]
     assert [pairs[GREEDY][i] for i in known] == pairs[PART]
     assert [e for _, e in pairs[GREEDY]] == [e for _, e in people]  # people wrote this side
+    mixed, english = zip(*pairs[SHUFFLED], strict=True)
+    german, own = zip(*people, strict=True)
+    assert english == own and sorted(mixed) == sorted(german)
+    moved = {i for i in range(40) if mixed[i] != german[i]}
+    assert moved.isdisjoint(known) and len(moved) > 20
     assert [g for g, _ in pairs[TAUGHT]] == [g for g, _ in people]
     facts = read[TAUGHT][1]
     assert facts["teacher"]["model"] == "sample-de-en" and facts["train_bleu"] > 50
-
-
-def test_counted_english_is_a_distribution_and_interpolates():
-    model = english.Counted([[2, 5, 6, 3], [2, 5, 5, 3]], order=3, vocab=8)
-    for context in [(), (2,), (2, 5), (9, 9), (5, 6)]:
-        assert math.isclose(sum(model.probability(piece, context) for piece in range(8)), 1)
-    # Six pieces follow: 5, 6, 3, 5, 5, 3. Three kinds give up 0.75 each, for all eight.
-    assert math.isclose(model.probability(6, ()), 0.25 / 6 + 3 * 0.75 / 6 / 8)
-    assert model.probability(6, (9,)) == model.probability(6, ())  # a context that never was
-    assert math.isclose(model.nats([2, 5]), -math.log(model.probability(5, (2,))))
 
 
 def test_a_model_that_others_need_is_trained_once(few, monkeypatch):

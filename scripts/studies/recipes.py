@@ -3,6 +3,11 @@
 Back-translation gets one pair in sixteen, and only the English of the others. Every row uses the
 rate that a sweep found best for it; what counts is three fresh seeds. Models that others need are
 kept in the folder of runs.
+
+One row tests a suspicion: German that a model drew teaches nothing but English. `SHUFFLED` has the
+same captions, each beside another's German, and the rate of the row of drawn German. If its loss is
+higher than that row's by more than chance between seeds, drawn German taught more than English, and
+the suspicion is wrong; if not, English alone explains how far the loss fell.
 """
 
 import copy
@@ -57,6 +62,7 @@ STEPS, SENTENCES = 200, 16  # of fine-tuning; source sentences in a step
 CANDIDATES, SHARPNESS = 8, 0.05  # draws for each source; the α of Q
 ALL, TAUGHT, PART, REVERSE = "all pairs", "teacher's translations", "a part", "reverse model"
 GREEDY, SAMPLED = "a part, back-translated", "a part, back-translated by sampling"
+SHUFFLED = "a part, with shuffled German"
 MORE, RISK = "more cross-entropy", "minimum risk"
 ROW = StudyRow("recipe")
 
@@ -115,11 +121,14 @@ def read_by(setting: Mapping[str, Any], task: Run) -> tuple[TrainingData, Run]:
         facts |= {"val_words": word_facts(judged)["words"] / len(judged), "teacher": texts["key"]}
         facts |= {key: texts[key] for key in ("train_bleu", "val_bleu")}
         return ch21.distilled(data, lambda _: texts["train"]), facts
-    if row in (GREEDY, SAMPLED):
+    if row in (GREEDY, SAMPLED, SHUFFLED):
         known = {*part_indices(len(data.train), SHARE)}
         unknown = [pair for i, pair in enumerate(data.corpus["train"]) if i not in known]
         people, targets = map(list, zip(*unknown, strict=True))
         seed = max(1, task["seed"])  # a sweep uses the first of the models that count
+        if row == SHUFFLED:
+            random.Random(f"shuffled:{seed}").shuffle(people)
+            return ch21.back_translated(data, known, lambda _: people), {}
         reverse = kept_model(setting, REVERSE, task["reverse_lr"], seed)
         texts = translate(reverse, targets, DecodeOptions(beam=1, sample=row == SAMPLED, seed=seed))
         facts = {"facts": word_facts(texts), "people": word_facts(people)}
@@ -291,7 +300,10 @@ def plan_runs(plan: Plan) -> None:
     for place in (whole, reverse, taught, part):
         plan.seeds(place)
     for row in (GREEDY, SAMPLED) if reverse else ():
-        plan.seeds(plan.sweep({"row": row, "reverse_lr": reverse["lr"]}, BASE.lr))
+        swept = plan.sweep({"row": row, "reverse_lr": reverse["lr"]}, BASE.lr)
+        plan.seeds(swept)
+        if swept and row == SAMPLED:  # compared with this row, so at its rate
+            plan.seeds({"row": SHUFFLED, "lr": swept["lr"]})
     for row in (MORE, RISK) if whole else ():  # each at the rate with the lowest risk
         plan.seeds(plan.sweep({"row": row, "before_lr": whole["lr"]}, TUNING_LR, by="risk"))
 

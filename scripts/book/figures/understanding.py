@@ -482,7 +482,7 @@ def who_writes() -> alt.TopLevelMixin:
         "distillation by words": (german, ("word probabilities", "the teacher's")),
         "distillation by sequences": (german, ("English", "the teacher's")),
         "back-translation": (("German", "a reverse model's"), english),
-        "minimum risk": (german, ("several attempts", "its own, marked by people's")),
+        "minimum risk": (german, ("its own attempts", "marked against people's")),
     }
     learners = ("a smaller model", "a smaller model", "the forward model", "the model itself")
     diagram = Diagram(700, 226)
@@ -507,8 +507,8 @@ def falls_chart(
 ) -> alt.TopLevelMixin:
     """A line for each row from the loss in column `before` to that in `after`, with its `note`."""
     base = alt.Chart(rounded(rows)).encode(row_axis("row", list(rows["row"]), labelLimit=260))
-    end = alt.X(f"{after}:Q", title="validation loss, nats a token").scale(zero=False, padding=60)
-    end = end.axis(tickCount=6)
+    end = alt.X(f"{after}:Q", title="validation loss, nats a token").axis(tickCount=6)
+    end = end.scale(zero=False, nice=False, padding=84)
     layers = [
         base.mark_rule(color=GREY, strokeWidth=2).encode(end, x2=f"{before}:Q"),
         base.mark_circle(size=90, opacity=1, color=PALETTE[0]).encode(end),
