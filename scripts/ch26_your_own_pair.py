@@ -502,7 +502,7 @@ case.round(1)  # BLEU
 #
 # ## What more pairs give
 #
-# > **In short.** In Multi30k each tripling of the pairs gave about 8 BLEU.
+# > **In short.** In Multi30k each tripling of the pairs gave about 8 BLEU, with the best recipe.
 #
 # We cut Multi30k to fewer pairs. *One for all* is chapter 9's preset `small`. *By size* is the table above; at 10,000 a recipe between the two lost to `small`. *Longer* is `small` with as many passes as *by size*. **Predict.** What do 1,000 pairs give, and what is the recipe worth?
 
@@ -511,7 +511,7 @@ wholes = [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)]
 sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 
 # %% [markdown]
-# With 1,000 pairs *by size* has 17.6 BLEU, *one for all* 8.0. Most of the gain comes with more passes: *longer* has 16.5. With 3,000 *longer*, the wide model, is ahead, 25.5 to 24.4. (More passes change the rate, too: the 180 to 198 steps of *one for all* lie within its warm-up of 400.)
+# With 1,000 pairs *by size* has 17.6 BLEU. *One for all* has 8.0: its 180 to 198 steps end within its warm-up of 400. *Longer* has 16.5; with 3,000 pairs it is ahead, 25.5 to 24.4.
 #
 # With so few, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)).
 #
