@@ -351,15 +351,15 @@ causes = load_record("ruvel-causes")["runs"]
 beside_seeds(mine, [run["crossed"]["a thing"] for run in causes])
 
 # %% [markdown]
-# The letter decides whether the thing is named, in both orders. The order decides who acts, with both letters. The first row has no capital at all, so a small beginning does no harm.
-#
-# These are seed 1's outputs; *The the basket* is read, but not understood:
+# The letter decides whether the thing is named, in both orders. The order moves the actor more. And we had expected the first row to be nearly perfect, but a small beginning does harm: of all such sentences 40 to 72% are right, with their capital 97 to 100% ([record](../results/ruvel-causes.json)). Seed 1's outputs:
 
 # %%
 pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]
 
 # %% [markdown]
-# The ending says who acts, but the model goes by the place. So it does between beings: with either letter, 82 to 100% of the outputs begin with the object ([record](../results/ruvel-causes.json)). Why doesn't it trust the ending? In training half of the objects have no ending. We trained again with an ending on each: 87 to 100% still begin with the object ([record](../results/ruvel-endings.json)). Place and ending always agreed: no sentence shows that the ending counts.
+# Between beings the capital letter counts even more. In *okemre piri Alenite tebel* (the small neighbours found the girl) the object has it: of such outputs 76 to 88% begin with the object, without it 2 to 18%. If the object comes first, 82 to 100% do, with either letter. So who has the capital acts; if none has it, who comes first.
+#
+# Why doesn't the model trust the ending? In training half of the objects have none. We trained again with an ending on each: with the object first, 87 to 100% still begin with it ([record](../results/ruvel-endings.json)). In training the actor has always the capital and the first place: no sentence shows that the ending counts.
 #
 # ## Fifty sentences
 #
@@ -413,7 +413,7 @@ tuning_chart(record["runs"])
 # %% [markdown]
 # *Fifty negations* teach: 56% of the negations are right (mean of eight seeds). But the model forgets: only 16% of the old sentences are right, and 35 to 83% of their translations say *not*. Not only negations do harm: after *fifty others*, as many passes, 44% stay right, without a single *not*. *Mixed* teaches and hardly forgets: 48% of the negations are right, and 96.5 to 98.5% of the old sentences.
 #
-# What is wrong in the other half? Our answer, *does not brought*, has both common mistakes. Of the wrong outputs 24 to 43% have *does* for *did*, and 53 to 67% a wrong verb or form ([three seeds](../results/ruvel-causes.json)).
+# What is wrong in the other half? Our answer, *does not brought*, has both common mistakes. Of the wrong outputs 24 to 43% have *does* for *did*, and 53 to 67% a wrong verb or form. All seeds share one fifty; with three others 40 to 60% of the negations are right. Two of these say *did* more often than *does*: one leaves 9 to 20% *does* for *did*, the other 44 to 54% ([three seeds](../results/ruvel-causes.json)).
 #
 # What do more copies of the fifty among the 1,700 change? **Predict.** Which comes first: a *not*, or a right sentence?
 
