@@ -70,7 +70,7 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # make living MODEL=runs/ruvel                                        # a page that translates
 # ```
 #
-# `ruvel.tsv` has a source, a tab and a target on each line; `python -m scripts.corpora.invented` writes it. `qru` is a free language code; yours may be `de-en`. In Python we go the same way, with a smaller model.
+# `ruvel.tsv` has a source, a tab and a target on each line; `python -m scripts.corpora.invented` writes it. `qru` is a free language code. In Python we go the same way, with a smaller model.
 #
 # ## A language that nobody speaks
 #
@@ -186,7 +186,7 @@ assert not {s[0] for s, _ in train_part} & {s[0] for s, _ in held_out}, "a twin 
 assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 
 # %% [markdown]
-# `scripts.train` does so, too, and takes sentences that share 80% of their word triples for twins.
+# `scripts.train` does so, too.
 #
 # ## Choose, train, judge
 #
@@ -239,7 +239,7 @@ def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
 
 
 # %% [markdown]
-# Our grammar writes one translation, so we count exact ones. The test set is simply the last 200 pairs: a generated file has few twins (two here, worth at most one point). **Predict.** How many of the 200 will be right?
+# Our grammar writes one translation, so we count exact ones. The test set is simply the last 200 pairs; two have a twin in training. **Predict.** How many of the 200 will be right?
 
 
 # %%
@@ -277,7 +277,7 @@ ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok bi
 print(*fast_translate(model, ASKED), sep="\n")
 
 # %% [markdown]
-# Ask your own ([words](../scripts/corpora/invented.py)). Now two hundred negations.
+# Ask your own ([words](../scripts/corpora/invented.py)). Now 200 negations.
 
 
 # %%
@@ -292,16 +292,16 @@ assert says_not(translations(model, negated)) == exact(model, negated) == 0
 print(data.tokenizer.pieces("nok"))
 
 # %% [markdown]
-# None comes out right; no output of eight seeds holds a *not*. No English sentence in training has one. Nor does an unknown piece warn us: `nok` is cut into two known ones. Does `nok` change anything? **Instrument.** Delete it. These shares of the outputs stay the same, for seeds 1 to 8:
+# None comes out right; no output of eight seeds holds a *not*, nor does any sentence in training. No unknown piece warns us: `nok` is cut into two known ones. Does `nok` change anything? **Instrument.** Delete it. These shares of the outputs stay the same, for seeds 1 to 8:
 
 # %%
 record = load_record("ruvel")
 print(*(f"{run['same_without_nok']:.0%}" for run in record["runs"]))
 
 # %% [markdown]
-# With seven seeds most outputs stay the same; with seed 3 nearly all change. What changes is other words: seed 1 lets the horse that sang in the forest *sleep* there ([record](../results/ruvel-causes.json)).
+# Only with seed 3 do most change. What changes is other words: seed 1 lets the horse that sang in the forest *sleep* there ([record](../results/ruvel-causes.json)).
 #
-# With the object first 3 to 5 of 200 are right, and three of these mean the same either way (*Alenite aleni limel*). *Kurette lirel piri viten* means *The small singer washes the basket*; seed 1 says *The dog washes the small singer*. Where is the basket, and where does the dog come from?
+# With the object first 3 to 5 of 200 are right, and three of these mean the same either way (*Alenite aleni limel*). *Kurette lirel piri viten* means *The small singer washes the basket*; seed 1 says *The dog washes the small singer*. Where does the dog come from?
 #
 # **Suspects.** Two things are new. The basket comes **first**. And it has a **capital letter**: in training no sentence begins with a thing.
 
@@ -317,7 +317,7 @@ assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns
 # | in its usual place | lirel piri kurette viten. | lirel piri Kurette viten. |
 # | first | kurette lirel piri viten. | Kurette lirel piri viten. |
 #
-# We count the outputs that name the thing, and those in which the true actor acts. Who acts is the output's first noun. **Predict.** Which of the two does the letter decide, and which the order?
+# We count the outputs that name the thing, and those whose first noun is the true actor. **Predict.** Which of the two does the letter decide, and which the order?
 
 
 # %%
@@ -351,15 +351,15 @@ causes = load_record("ruvel-causes")["runs"]
 beside_seeds(mine, [run["crossed"]["a thing"] for run in causes])
 
 # %% [markdown]
-# The letter decides whether the thing is named, in both orders. The order moves the actor more. And we had expected the first row to be nearly perfect, but a small beginning does harm: of all such sentences 40 to 72% are right, with their capital 97 to 100% ([record](../results/ruvel-causes.json)). Seed 1's outputs:
+# The letter decides whether the thing is named, in both orders. The order decides most of who acts. We had expected a nearly perfect first row, but a small beginning does harm, too: of all such sentences 40 to 72% are right, with a capital 97 to 100% ([record](../results/ruvel-causes.json)). Seed 1's outputs:
 
 # %%
 pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]
 
 # %% [markdown]
-# Between beings the capital letter counts even more. In *okemre piri Alenite tebel* (the small neighbours found the girl) the object has it: of such outputs 76 to 88% begin with the object, without it 2 to 18%. If the object comes first, 82 to 100% do, with either letter. So who has the capital acts; if none has it, who comes first.
+# Between beings the capital letter counts even more. In *okemre piri Alenite tebel* (the small neighbours found the girl) the object has it: 76 to 88% of such outputs begin with the object, without the capital 2 to 18%. If the object comes first, 82 to 100% do, with either letter. So who has the capital acts, or else who comes first.
 #
-# Why doesn't the model trust the ending? In training half of the objects have none. We trained again with an ending on each: with the object first, 87 to 100% still begin with it ([record](../results/ruvel-endings.json)). In training the actor has always the capital and the first place: no sentence shows that the ending counts.
+# Why doesn't the model trust the ending? In training half of the objects have none. We trained again with an ending on each: 87 to 100% still begin with an object that comes first ([record](../results/ruvel-endings.json)). In training the actor always has the capital and the first place: no sentence shows that the ending counts.
 #
 # ## Fifty sentences
 #
@@ -411,9 +411,9 @@ assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
 tuning_chart(record["runs"])
 
 # %% [markdown]
-# *Fifty negations* teach: 56% of the negations are right (mean of eight seeds). But the model forgets: only 16% of the old sentences are right, and 35 to 83% of their translations say *not*. Not only negations do harm: after *fifty others*, as many passes, 44% stay right, without a single *not*. *Mixed* teaches and hardly forgets: 48% of the negations are right, and 96.5 to 98.5% of the old sentences.
+# *Fifty negations* teach: 56% of the negations are right (mean of eight seeds). But the model forgets: only 16% of the old sentences are right, and 35 to 83% of their translations say *not*. *Fifty others*, as often, do harm, too: 44% stay right. *Mixed* teaches and hardly forgets: 48% of the negations are right, and 96.5 to 98.5% of the old sentences.
 #
-# What is wrong in the other half? Our answer, *does not brought*, has both common mistakes. Of the wrong outputs 24 to 43% have *does* for *did*, and 53 to 67% a wrong verb or form. All seeds share one fifty; with three others 40 to 60% of the negations are right. Two of these say *did* more often than *does*: one leaves 9 to 20% *does* for *did*, the other 44 to 54% ([three seeds](../results/ruvel-causes.json)).
+# What is wrong in the other half? Our answer, *does not brought*, has both common mistakes. Of the wrong outputs 24 to 43% have *does* for *did*, and 53 to 67% a wrong verb or form. All seeds share one fifty. With three others 40 to 60% of the negations are right, and 9 to 56% of the wrong outputs have *does* for *did* ([three seeds](../results/ruvel-causes.json)).
 #
 # What do more copies of the fifty among the 1,700 change? **Predict.** Which comes first: a *not*, or a right sentence?
 
@@ -421,7 +421,7 @@ tuning_chart(record["runs"])
 repeats_chart(load_record("ruvel-controls")["runs"])
 
 # %% [markdown]
-# The *not* comes first: with two copies 96% of the outputs have it, but 25% are right; with ten, 51% (three of the eight seeds). More weren't tried.
+# The *not* comes first: with two copies 96% of the outputs have it, but 25% are right; with ten, 51% (three of the eight seeds; more copies weren't tried).
 #
 # On the command line:
 #
@@ -439,7 +439,7 @@ repeats_chart(load_record("ruvel-controls")["runs"])
 # <details><summary>Details: passes and rates</summary>
 #
 # - **Passes.** *Mixed* shows each of the fifty 50 times, not 130. With 50 passes *fifty negations* has 53% of the old sentences right, not 16%, and 48% of the negations ([eight seeds](../results/ruvel-causes.json)).
-# - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1. On other sentences 4e-3 is better ([here](../results/ruvel-controls.json), and [on the command line](../results/ruvel-rates.json)); none higher was tried. `--from` takes 4e-3 among known pairs, and 2e-4 for new ones alone.
+# - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1. On other sentences 4e-3 is better ([record](../results/ruvel-controls.json)). `--from` takes 4e-3 among known pairs ([record](../results/ruvel-rates.json); none higher was tried), and 2e-4 for new ones alone.
 #
 # </details>
 #
@@ -498,7 +498,7 @@ assert max(case.loc["at random", "fresh"], case.loc["honest", "its test set"]) <
 case.round(1)  # BLEU
 
 # %% [markdown]
-# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences. The honest split's have 48 to 58 and 57 to 65: fresh sentences aren't harder. (Its 99 are only 33 different sentences. Another draw has 58 to 63, and 60 to 61 on fresh ones.) It isn't overfitting either: with 8 epochs in place of 20 the random split's models have 21 to 30 BLEU on fresh sentences, with 40, 70 to 74 ([three seeds](../results/ruvel-controls.json)).
+# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences. The honest split's have 48 to 58 and 57 to 65: fresh sentences aren't harder. (Its 99 are 33 sentences, three times each; another draw has 58 to 63, and 60 to 61.) It isn't overfitting either: with 8 epochs in place of 20 the random split's models have 21 to 30 BLEU on fresh sentences, with 40, 70 to 74 ([three seeds](../results/ruvel-controls.json)).
 #
 # ## What more pairs give
 #
@@ -511,7 +511,7 @@ wholes = [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)]
 sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 
 # %% [markdown]
-# With 1,000 pairs *by size* has 17.6 BLEU. *One for all* has 8.0: its 180 to 198 steps end within its warm-up of 400. *Longer* has 16.5; with 3,000 pairs it is ahead, 25.5 to 24.4.
+# With 1,000 pairs *by size* has 17.6 BLEU. *One for all* has 8.0: its 180 to 198 steps end within its warm-up of 400. *Longer* has 16.5.
 #
 # With so few, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)).
 #
@@ -586,7 +586,7 @@ check(odd_lengths)
 #
 # <details><summary>What happens</summary>
 #
-# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, and 93.5 to 95% of the old test set. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings. Both have the ending, so the ending alone doesn't decide. In at least a third to a half of all outputs the right one acts, and something else is wrong: read some.
+# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, and 93.5 to 95% of the old test set. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings. Both have the ending, so the ending alone doesn't decide. Read some wrong ones.
 #
 # </details>
 #

@@ -174,18 +174,12 @@ def test_the_causes_are_as_the_chapter_says():
     others = [run["draws"][draw] for run in runs[:3] for draw in ("2", "3", "4")]
     right = [row["negated"] for row in others]
     assert (min(right), max(right)) == (0.4, 0.595)
-    for draw, ends in (("2", (9, 20)), ("4", (44, 54))):  # both say "did" more often than "does"
-        wrong = [run["draws"][draw]["mistakes"] for run in runs[:3]]
-        shares = [round(100 * row["does for did"] / row["wrong"]) for row in wrong]
-        assert (min(shares), max(shares)) == ends
+    shares = [row["mistakes"]["does for did"] / row["mistakes"]["wrong"] for row in others]
+    assert [round(100 * share) for share in (min(shares), max(shares))] == [9, 56]
 
 
-def test_the_fifties_are_new_and_say_did_more_or_less_often():
-    helper = re.compile(r"\b(did|does) not")
+def test_the_fifties_are_new():
     assert DRAWS[1] == FIFTY and not {*ASKED} & {pair for fifty in DRAWS.values() for pair in fifty}
-    for fifty, counts in zip(DRAWS.values(), [(17, 24), (24, 17), (16, 25), (23, 21)], strict=True):
-        words = [found[1] for _, target in fifty if (found := helper.search(target))]
-        assert (words.count("did"), words.count("does")) == counts
 
 
 def test_the_rarest_stem_occurs_23_times_in_training():
