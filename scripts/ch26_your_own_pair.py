@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 45 with the code; a minute or two to run on a CPU |
 # | Before | [Chapter 25 · All of it on one page](ch25_one_page.ipynb) |
 #
-# *If you read only three cells:* the report of *Look before you train*, the four sentences of *Where it fails*, the first chart of *Fifty sentences*.
+# *If you read only three cells:* the report of *Look before you train*, the table of *Where it fails*, the first chart of *Fifty sentences*.
 
 # %% tags=["bootstrap"]
 import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
@@ -45,7 +45,7 @@ import pandas as pd
 
 from scripts.book.charts import titled
 from scripts.book.exercises import check
-from scripts.book.figures.own_pair import actors_chart, alignment, repeats_chart, tuning_chart
+from scripts.book.figures.own_pair import alignment, beside_seeds, repeats_chart, tuning_chart
 from scripts.book.figures.training import size_frame, sizes_chart
 from scripts.book.records import load_record
 from scripts.ch09_training_run import Run
@@ -70,7 +70,7 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # make living MODEL=runs/ruvel                                        # a page that translates
 # ```
 #
-# `ruvel.tsv` has a source, a tab and a target on each line. We take the same steps in Python; `python -m scripts.corpora.invented` writes the file.
+# `ruvel.tsv` has a source, a tab and a target on each line; `python -m scripts.corpora.invented` writes it. `qru` is a free language code. In Python we go the same way, with a smaller model.
 #
 # ## A language that nobody speaks
 #
@@ -186,7 +186,7 @@ assert not {s[0] for s, _ in train_part} & {s[0] for s, _ in held_out}, "a twin 
 assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 
 # %% [markdown]
-# `scripts.train` does so, too, also with sentences that share 80% of their word triples.
+# `scripts.train` does so, too.
 #
 # ## Choose, train, judge
 #
@@ -197,12 +197,11 @@ assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 # %%
 count = len(own.splits["train"])
 print(f"for our {count:,} pairs:", reason_for(count))
-sizes = (count, 3000, 10000, 29000)
-recipes = {size: asdict(TrainConfig(**recipe_for(size))) for size in sizes}
+recipes = {n: asdict(TrainConfig(**recipe_for(n))) for n in (count, 3000, 10000, 29000)}
 pd.DataFrame(recipes).T[["layers", "d_model", "vocab", "dropout", "epochs"]]
 
 # %% [markdown]
-# Ruvel is simpler than captions: this smaller model learns it, by the loop of [chapter 9](ch09_training_run.ipynb).
+# Ruvel is simple: a model of half this width learns it, by the loop of [chapter 9](ch09_training_run.ipynb).
 
 # %%
 LEARNER = TrainConfig(
@@ -240,7 +239,7 @@ def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
 
 
 # %% [markdown]
-# Our grammar writes one translation, so we count exact ones. The test set is simply the last 200 pairs: a generated file has few twins (two here, worth at most one point). **Predict.** How many of the 200 will be right?
+# Our grammar writes one translation, so we count exact ones. The test set is simply the last 200 pairs; two have a twin in training. **Predict.** How many of the 200 will be right?
 
 
 # %%
@@ -251,13 +250,15 @@ def ruvel_corpus(construction: str = "plain") -> dict[str, PAIRS]:
 
 
 # %%
+# NBVAL_IGNORE_OUTPUT
 data = prepare(LEARNER, ruvel_corpus())
 model = fitted(LEARNER, data)
 test = data.corpus["test"]
 assert with_twins(data.corpus["train"], test) == 2 / 200 and exact(model, test) > 0.9
+print(f"{exact(model, test):.1%} are right")
 
 # %% [markdown]
-# Nearly all are right: 97.0 to 98.5% with eight seeds ([record](../results/ruvel.json)).
+# With eight seeds 97.0 to 98.5% are right ([record](../results/ruvel.json)).
 #
 # ## Where it fails
 #
@@ -276,7 +277,7 @@ ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok bi
 print(*fast_translate(model, ASKED), sep="\n")
 
 # %% [markdown]
-# Ask your own ([words](../scripts/corpora/invented.py)). Now two hundred negations.
+# Ask your own ([words](../scripts/corpora/invented.py)). Now 200 negations.
 
 
 # %%
@@ -291,75 +292,74 @@ assert says_not(translations(model, negated)) == exact(model, negated) == 0
 print(data.tokenizer.pieces("nok"))
 
 # %% [markdown]
-# None comes out right; no output of eight seeds holds a *not*. No English sentence in training has one. Nor does an unknown piece warn us: `nok` is cut into two known ones. Does it change anything? **Instrument.** Delete `nok`. These shares of the outputs stay the same, for eight seeds:
+# None comes out right; no output of eight seeds holds a *not*, nor does any sentence in training. No unknown piece warns us: `nok` is cut into two known ones. Does `nok` change anything? **Instrument.** Delete it. These shares of the outputs stay the same, for seeds 1 to 8:
 
 # %%
 record = load_record("ruvel")
-print(*sorted(f"{run['same_without_nok']:4.0%}" for run in record["runs"]))
+print(*(f"{run['same_without_nok']:.0%}" for run in record["runs"]))
 
 # %% [markdown]
-# With seven seeds `nok` changes nothing in most outputs; with one it changes nearly all. Where it changes something, it is other words: seed 1 lets the horse that sang in the forest *sleep* there ([record](../results/ruvel-causes.json)).
+# Only with seed 3 do most change. What changes is other words: seed 1 lets the horse that sang in the forest *sleep* there ([record](../results/ruvel-causes.json)).
 #
-# With the object first 3 to 5 of 200 are right, and three mean the same either way (*Alenite aleni limel*). **Experiment.** Who acts? We take the output's first noun. Is it the object, the true actor, or a stranger, who isn't in the sentence? The control has the same words in the usual order. **Predict.** Who acts if the object is a being, and who if it is a thing?
-
-
-# %%
-ACTORS = ["the object", "the true actor", "a stranger"]
-
-
-def who_acts(outputs: Sequence[str], pairs: PAIRS) -> pd.DataFrame:
-    """The share of outputs whose first noun is each of `ACTORS`; the pairs' object comes first.
-
-    A row is for objects that are beings, and one for things. A pair counts if its nouns differ.
-    """
-    rows = []
-    for output, (_, reference) in zip(outputs, pairs, strict=True):
-        actor, object_noun = nouns_of(reference)
-        acting = next(iter(nouns_of(output)), "")
-        who = ACTORS[0] if acting == object_noun else ACTORS[1] if acting == actor else ACTORS[2]
-        if actor != object_noun:
-            rows.append(("a thing" if object_noun in nouns_of(THINGS) else "a being", who))
-    table = pd.DataFrame(rows, columns=["object", "who"])
-    shares = pd.crosstab(table["object"], table["who"], normalize="index")
-    return shares.reindex(columns=ACTORS, fill_value=0.0)
-
-
-# %%
-object_first = ruvel_pairs(200, construction="object first")
-usual = [(usual_order(source), target) for source, target in object_first]
-acting = [
-    who_acts(translations(model, pairs), pairs).idxmax(axis=1) for pairs in (object_first, usual)
-]
-assert exact(model, object_first) < 0.05
-pd.DataFrame(acting, index=["object first", "usual order"])  # who acts most often
-
-# %% [markdown]
-# Between beings the place decides, not the ending: 87 to 94% of the outputs of eight models begin with the object. If a thing comes first, 82 to 93% begin with a stranger. In the usual order 97 to 100% are right. So does the order bring the stranger?
+# With the object first 3 to 5 of 200 are right, and three of these mean the same either way (*Alenite aleni limel*). *Kurette lirel piri viten* means *The small singer washes the basket*; seed 1 says *The dog washes the small singer*. Where does the dog come from?
 #
-# Our control changed two things. *Kurette lirel piri viten* became *Lirel piri kurette viten*: the basket moved, and lost its capital letter. In training no sentence begins with a thing.
+# **Suspects.** Two things are new. The basket comes **first**. And it has a **capital letter**: in training no sentence begins with a thing.
 
 # %%
 print(data.tokenizer.pieces("Kurette"), data.tokenizer.pieces("kurette"))
 assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns_of(THINGS)}
 
 # %% [markdown]
-# **Experiment.** Change one thing: the first letter becomes small, the order stays. **Predict.** Does the stranger go?
+# **Experiment.** Cross the two. All other letters are small.
+#
+# | the basket | small letter | capital letter |
+# |---|---|---|
+# | in its usual place | lirel piri kurette viten. | lirel piri Kurette viten. |
+# | first | kurette lirel piri viten. | Kurette lirel piri viten. |
+#
+# We count the outputs that name the thing, and those whose first noun is the true actor. **Predict.** Which of the two does the letter decide, and which the order?
+
 
 # %%
-small = [(source[0].lower() + source[1:], target) for source, target in object_first]
-assert who_acts(translations(model, small), small)["a stranger"]["a thing"] < 0.5
+def crossed(pairs: PAIRS) -> dict[str, PAIRS]:
+    """Pairs whose object comes first: in both orders, with its capital letter and without."""
+    usual = [(usual_order(source), target) for source, target in pairs]
+    cells = {}
+    for order, capital in {"usual order": usual, "object first": pairs}.items():
+        cells[f"{order}, small letter"] = [(source.lower(), target) for source, target in capital]
+        cells[f"{order}, capital"] = capital
+    return cells
+
+
+def readings(trained: Trained, pairs: PAIRS) -> dict[str, float]:
+    """The shares of outputs that name the object, and whose first noun is the true actor."""
+    named = acts = 0
+    for output, (_, reference) in zip(translations(trained, pairs), pairs, strict=True):
+        nouns, (actor, object_noun) = nouns_of(output), nouns_of(reference)
+        named += object_noun in nouns
+        acts += nouns[:1] == [actor]
+    return {"names the object": named / len(pairs), "true actor acts": acts / len(pairs)}
+
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+object_first = ruvel_pairs(200, construction="object first")
+assert exact(model, object_first) < 0.05
+things = [pair for pair in object_first if nouns_of(pair[1])[1] in nouns_of(THINGS)]
+mine = {name: readings(model, pairs) for name, pairs in crossed(things).items()}
 causes = load_record("ruvel-causes")["runs"]
-actors_chart(causes)
-
-# %%
-pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]  # of a recorded run
+beside_seeds(mine, [run["crossed"]["a thing"] for run in causes])
 
 # %% [markdown]
-# The capital letter brought most strangers: with a small one, 14 to 33% begin with a stranger. `▁K`, `u`, `ret` are no basket: 1 to 7% of the outputs name the thing, and with the small letter 76 to 96%. In the usual order, too, a capital hides it: only 16 to 35% are right.
+# The letter decides whether the thing is named, in both orders. The order decides most of who acts. We had expected a nearly perfect first row, but a small beginning does harm, too: of all such sentences 40 to 72% are right, with a capital 97 to 100% ([record](../results/ruvel-causes.json)). Seed 1's outputs:
+
+# %%
+pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]
+
+# %% [markdown]
+# Between beings the capital letter counts even more. In *okemre piri Alenite tebel* (the small neighbours found the girl) the object has it: 76 to 88% of such outputs begin with the object, without the capital 2 to 18%. If the object comes first, 82 to 100% do, with either letter. So who has the capital acts, or else who comes first.
 #
-# The order does the rest: the basket is read, but only 9 to 48% of the outputs name the actor.
-#
-# Why doesn't the model trust the ending? Half of the objects in training had none. We trained again with endings on all: between beings 87 to 100% of the outputs still begin with the object ([record](../results/ruvel-endings.json)). Place and ending always agreed: no sentence shows that the ending counts.
+# Why doesn't the model trust the ending? In training half of the objects have none. We trained again with an ending on each: 87 to 100% still begin with an object that comes first ([record](../results/ruvel-endings.json)). In training the actor always has the capital and the first place: no sentence shows that the ending counts.
 #
 # ## Fifty sentences
 #
@@ -411,17 +411,17 @@ assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
 tuning_chart(record["runs"])
 
 # %% [markdown]
-# *Fifty negations* teach: 56% of the negations are right (mean of eight seeds). But the model forgets: only 16% of the old sentences are right, and 35 to 83% of their translations say *not*. Not only negations do harm: after *fifty others*, as many passes, 44% stay right, without a single *not*. *Mixed* teaches and hardly forgets: 48% of the negations are right, and 96.5 to 98.5% of the old sentences.
+# *Fifty negations* teach: 56% of the negations are right (mean of eight seeds). But the model forgets: only 16% of the old sentences are right, and 35 to 83% of their translations say *not*. *Fifty others*, as often, do harm, too: 44% stay right. *Mixed* teaches and hardly forgets: 48% of the negations are right, and 96.5 to 98.5% of the old sentences.
 #
-# What is wrong in the other half? Our answer was *does not brought*, with the two common mistakes. Of the wrong outputs 24 to 43% have *does* for *did*, and 53 to 67% a wrong verb or form ([three seeds](../results/ruvel-causes.json)).
+# What is wrong in the other half? Our answer, *does not brought*, has both common mistakes. Of the wrong outputs 24 to 43% have *does* for *did*, and 53 to 67% a wrong verb or form. All seeds share one fifty. With three others 40 to 60% of the negations are right, and 9 to 56% of the wrong outputs have *does* for *did* ([three seeds](../results/ruvel-causes.json)).
 #
-# How many copies of the fifty must be among the 1,700? **Predict.** Which comes first: a *not*, or a right sentence?
+# What do more copies of the fifty among the 1,700 change? **Predict.** Which comes first: a *not*, or a right sentence?
 
 # %%
 repeats_chart(load_record("ruvel-controls")["runs"])
 
 # %% [markdown]
-# The *not* comes first: with two copies 96% of the outputs have it, but 25% are right; with ten, 51%.
+# The *not* comes first: with two copies 96% of the outputs have it, but 25% are right; with ten, 51% (three of the eight seeds; more copies weren't tried).
 #
 # On the command line:
 #
@@ -439,7 +439,7 @@ repeats_chart(load_record("ruvel-controls")["runs"])
 # <details><summary>Details: passes and rates</summary>
 #
 # - **Passes.** *Mixed* shows each of the fifty 50 times, not 130. With 50 passes *fifty negations* has 53% of the old sentences right, not 16%, and 48% of the negations ([eight seeds](../results/ruvel-causes.json)).
-# - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1; 4e-3 is better on other sentences ([record](../results/ruvel-controls.json)). Among known pairs `--from` takes 4e-3 (new ones alone: 2e-4). With three seeds it gets more of 200 other negations right than 2e-3 and 1e-3; none higher was tried ([record](../results/ruvel-rates.json)).
+# - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1. On other sentences 4e-3 is better ([record](../results/ruvel-controls.json)). `--from` takes 4e-3 among known pairs ([record](../results/ruvel-rates.json); none higher was tried), and 2e-4 for new ones alone.
 #
 # </details>
 #
@@ -460,7 +460,7 @@ def collected(count: int = 300) -> PAIRS:
 print(*sorted(collected(), key=lambda pair: pair[0].lower())[:3], sep="\n")
 
 # %% [markdown]
-# **Suspects.** *Another kind* of sentences; *overfitting*, by too long a training; *twins* of the test set in training.
+# **Suspects.** *Another kind* of sentences; *overfitting*; *twins* of the test set in training.
 #
 # **Instrument.** Fingerprints, and two test sets for one model: its own, and fresh sentences of the same grammar, without twins.
 
@@ -485,35 +485,37 @@ def case_scores(split: Callable, seed: int, epochs: int = 20) -> dict[str, float
 
 
 # %%
-for split in (random_split, honest_split):
+SPLITS = {"at random": random_split, "honest": honest_split}
+for name, split in SPLITS.items():
     parts = split(collected(), 1 / 9, seed=0)
-    print(f"{split.__name__}: {with_twins(*parts):.0%} of {len(parts[1])} have a twin")
+    print(f"{name}: {with_twins(*parts):.0%} of {len(parts[1])} have a twin")
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-by_chance, by_groups = (case_scores(split, seed=1) for split in (random_split, honest_split))
-assert by_chance["its test set"] > 85 > 75 > max(by_chance["fresh"], by_groups["its test set"])
-pd.DataFrame({"at random": by_chance, "honest": by_groups}).T.round(1)  # BLEU
+case = pd.DataFrame({name: case_scores(split, seed=1) for name, split in SPLITS.items()}).T
+assert case.loc["at random", "its test set"] > 85
+assert max(case.loc["at random", "fresh"], case.loc["honest", "its test set"]) < 75
+case.round(1)  # BLEU
 
 # %% [markdown]
-# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences. The honest split's have 48 to 58 and 57 to 65, so the fresh sentences aren't harder. It isn't overfitting either: with 8 epochs in place of 20 the random split's models have 21 to 30 BLEU on fresh sentences, with 40, 70 to 74 ([three seeds](../results/ruvel-controls.json)).
+# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences. The honest split's have 48 to 58 and 57 to 65: fresh sentences aren't harder. (Its 99 are 33 sentences, three times each; another draw has 58 to 63, and 60 to 61.) It isn't overfitting either: with 8 epochs in place of 20 the random split's models have 21 to 30 BLEU on fresh sentences, with 40, 70 to 74 ([three seeds](../results/ruvel-controls.json)).
 #
 # ## What more pairs give
 #
-# > **In short.** In a real language each tripling of the pairs gives points.
+# > **In short.** In Multi30k each tripling of the pairs gave about 8 BLEU, with the best recipe.
 #
-# We cut Multi30k to fewer pairs. *One for all* is chapter 9's preset `small`. *By size* is the table above, except at 10,000: its recipe there lost to `small`. *Longer* is `small` with as many passes. **Predict.** What do 1,000 pairs give, and what is the recipe worth?
+# We cut Multi30k to fewer pairs. *One for all* is chapter 9's preset `small`. *By size* is the table above; at 10,000 a recipe between the two lost to `small`. *Longer* is `small` with as many passes as *by size*. **Predict.** What do 1,000 pairs give, and what is the recipe worth?
 
 # %%
 wholes = [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)]
 sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 
 # %% [markdown]
-# With 1,000 pairs *by size* has 17.6 BLEU, *one for all* 8.0. Most of the gain is longer training: *longer* has 16.5. With 3,000 *longer*, the wide model, is ahead, 25.5 to 24.4. (The rate changes, too: the 198 steps of *one for all* lie within its warm-up of 400.)
+# With 1,000 pairs *by size* has 17.6 BLEU. *One for all* has 8.0: its 180 to 198 steps end within its warm-up of 400. *Longer* has 16.5.
 #
-# With so few, collect more (Tatoeba, OPUS), or fine-tune a pretrained model (OPUS-MT).
+# With so few, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)).
 #
-# **What not to expect.** 1,700 pairs have nearly every word of Ruvel many times; those of a real language don't.
+# Don't expect Ruvel's 98% of 1,700 real pairs: here the rarest word stem occurs 23 times.
 #
 # ## Publish it
 #
@@ -527,7 +529,7 @@ sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 # ## Summary
 #
 # - Look at the pairs. Keep near-copies of held-out sentences out of training.
-# - A test set like the training set can't show what both lack. Ask for constructions one by one, and change one thing at a time.
+# - A test set like the training set can't show what both lack. Ask for constructions one by one. Where two things are new, cross them.
 # - Fifty sentences halved the failures of one construction; with the object first, 3 to 5 right of 200 became 24 to 54 (exercise 3). Mix them with old ones, and measure what is forgotten.
 #
 # ## What the paper did that we don't
@@ -584,7 +586,7 @@ check(odd_lengths)
 #
 # <details><summary>What happens</summary>
 #
-# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, and 93.5 to 95% of the old test set. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings. Both have the ending, so the ending alone doesn't decide. A third to a half of all outputs are wrong though the right one acts: read some.
+# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, and 93.5 to 95% of the old test set. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings. Both have the ending, so the ending alone doesn't decide. Read some wrong ones.
 #
 # </details>
 #

@@ -2,25 +2,28 @@
 
 import re
 import sys
+from collections import Counter
 from functools import reduce
 from pathlib import Path
 
 import pytest
 
+from scripts.book.figures.own_pair import beside_seeds
 from scripts.book.records import load_record
 from scripts.ch26_your_own_pair import (
     collected,
+    crossed,
     honest_split,
     random_split,
     ruvel_corpus,
-    who_acts,
     with_twins,
 )
 from scripts.core.recipes import tuning_recipe
-from scripts.corpora.invented import THINGS, nouns_of, ruvel_pairs, usual_order, with_ending
-from scripts.studies.ruvel import COMMANDS, MOVED, RATES, named, orders
+from scripts.corpora import invented
+from scripts.corpora.invented import nouns_of, ruvel_pairs, usual_order, with_ending
+from scripts.studies.ruvel import ASKED, COMMANDS, DRAWS, FIFTY, MOVED, RATES, who_acts
 
-FIFTY = ("fifty negations", "fifty others")
+ALONE = ("fifty negations", "fifty others")
 
 
 def words(pairs, side, letters=None):
@@ -61,18 +64,35 @@ def test_a_source_has_one_translation():
 
 def test_who_acts_is_told_by_the_first_noun():
     assert nouns_of("The old foxes heard a loaf in the house.") == ["fox", "loaf"]
-    assert usual_order("Karuta noma goral orez sil rolal.") == "Goral orez sil karuta noma rolal."
-    assert usual_order("Tivente havora gura limen.") == "Havora gura tivente limen."
     being = [("", "The horse calls the quiet dog.")] * 3
     shares = who_acts(["The dogs call the horse.", "The dog sees it.", "No."], being)
-    assert shares.loc["a being"].round(2).tolist() == [0.67, 0, 0.33]
+    assert [*shares["a being"].values()] == [0.667, 0, 0.333]
     pairs = [("", "The cats see the big stone."), ("", "The dog calls the dog.")]
     shares = who_acts(["The cat sees the stone.", "The dog calls the dog."], pairs)
-    assert shares.loc["a thing"].tolist() == [0, 1, 0] and len(shares) == 1
+    assert shares == {"a thing": {"the object": 0, "the true actor": 1, "a stranger": 0}}
+
+
+def test_order_and_letter_of_the_object_are_all_that_differs():
+    """Else the table couldn't say which of them hides the thing, and which moves the actor."""
+    assert usual_order("Karuta noma goral orez sil rolal.") == "goral orez sil Karuta noma rolal."
+    assert [pairs[177][0] for pairs in crossed(MOVED[:200]).values()] == [
+        "lirel piri kurette viten.",
+        "lirel piri Kurette viten.",
+        "kurette lirel piri viten.",
+        "Kurette lirel piri viten.",
+    ]
+
+
+def test_a_model_beside_the_seeds():
+    runs = [{"form": {"read": 0.5}}, {"form": {"read": 0.75}}]
+    table = beside_seeds({"form": {"read": 0.25}}, runs)
+    assert table.loc["form"].tolist() == ["25%", "50% to 75%"]
+    with pytest.raises(ValueError, match="otherwise"):
+        beside_seeds({"form": {"read": 0.15}}, runs)
 
 
 def test_the_page_has_the_commands_that_the_study_ran():
-    page = Path(sys.modules[who_acts.__module__].__file__).read_text("utf-8")
+    page = Path(sys.modules[crossed.__module__].__file__).read_text("utf-8")
     assert all(command in page for command in COMMANDS.strip().splitlines())
     record = load_record("ruvel-commands")
     old, asked = (record["scores"][name] for name in ("old", "asked"))
@@ -124,7 +144,7 @@ def test_the_record_says_what_the_chapter_says():
 
     cures = [mean("tuned", name, "negated") for name in ("fifty negations", "mixed")]
     assert cures == pytest.approx([0.56, 0.48], abs=0.005)
-    kept = [mean("tuned", name, "old") for name in FIFTY]
+    kept = [mean("tuned", name, "old") for name in ALONE]
     assert kept == pytest.approx([0.16, 0.44], abs=0.005)
     assert ends("tuned", "fifty others", "old")[1] < 0.5
 
@@ -137,30 +157,38 @@ def test_the_causes_are_as_the_chapter_says():
         shares = [round(100 * reduce(dict.__getitem__, path, run)) for run in runs]
         return min(shares), max(shares)
 
-    first, small, usual = orders([])
-    assert percent("who acts", first, "a being", "the object") == (87, 94)
-    assert percent("who acts", first, "a thing", "a stranger") == (82, 93)
-    assert percent("who acts", small, "a thing", "a stranger") == (14, 33)
-    assert percent("named", small, "the true actor") == (9, 48)
-    for what in ("a being", "a thing"):
-        assert percent("who acts", usual, what, "the true actor") == (100, 100)
-    assert percent("exact", usual) == (97, 100)
-    assert percent("exact", "usual order, capital object") == (16, 35)
-    named = [percent("named", order, "the thing") for order in (first, small)]
-    assert named == [(1, 7), (76, 96)]
+    named, acts = "names the object", "true actor acts"
+    shares = {form: percent("crossed", "a thing", form, named) for form in crossed([])}
+    assert [*shares.values()] == [(89, 100), (1, 15), (76, 96), (1, 7)]
+    shares = {form: percent("crossed", "a thing", form, acts) for form in crossed([])}
+    assert [*shares.values()] == [(66, 94), (45, 74), (6, 38), (7, 18)]
+    shares = {form: percent("who acts", form, "a being", "the object") for form in crossed([])}
+    assert [*shares.values()] == [(2, 18), (76, 88), (82, 100), (87, 94)]
+    assert percent("exact", "usual order, small letter") == (40, 72)
+    assert percent("exact", "usual order, as taught") == (97, 100)
     means = [sum(run["50 passes"][part] for run in runs) / 8 for part in ("old", "negated")]
     assert means == pytest.approx([0.53, 0.48], abs=0.005)
-    mistakes = [run["mistakes"] for run in runs[:3]]
+    mistakes = [run["draws"]["1"]["mistakes"] for run in runs[:3]]
     for mistake, shares in (("another verb or form", [53, 63, 67]), ("does for did", [24, 42, 43])):
         assert sorted(round(100 * row[mistake] / row["wrong"]) for row in mistakes) == shares
+    others = [run["draws"][draw] for run in runs[:3] for draw in ("2", "3", "4")]
+    right = [row["negated"] for row in others]
+    assert (min(right), max(right)) == (0.4, 0.595)
+    shares = [row["mistakes"]["does for did"] / row["mistakes"]["wrong"] for row in others]
+    assert [round(100 * share) for share in (min(shares), max(shares))] == [9, 56]
 
 
-def test_a_thing_is_known_by_its_stem_and_begins_no_sentence():
-    """Else the capital letter couldn't hide it."""
-    things = {*nouns_of(THINGS)}
-    assert not any(nouns_of(target)[0] in things for _, target in ruvel_corpus()["train"])
-    assert orders(MOVED[177:178])["object first, small letter"][0][0] == "kurette lirel piri viten."
-    assert named(["The the basket."] * 2, [MOVED[177]] * 2) == {"the thing": 1, "the true actor": 0}
+def test_the_fifties_are_new():
+    assert DRAWS[1] == FIFTY and not {*ASKED} & {pair for fifty in DRAWS.values() for pair in fifty}
+
+
+def test_the_rarest_stem_occurs_23_times_in_training():
+    words = Counter(re.findall(r"\w+", " ".join(s for s, _ in ruvel_corpus()["train"]).lower()))
+    lists = [getattr(invented, name) for name in ("BEINGS", "THINGS", "PLACES", "POSTPOSITIONS")]
+    lists += [invented.DESCRIBING_BEINGS, invented.DESCRIBING_THINGS, *invented.VERBS.values()]
+    stems = {row[0] for text in lists for row in invented.rows(text)}
+    counts = [sum(n for word, n in words.items() if word.startswith(stem)) for stem in stems]
+    assert min(counts) == 23
 
 
 def test_the_place_decides_also_where_each_object_has_its_ending():
@@ -178,6 +206,8 @@ def test_the_controls_say_what_the_chapter_says():
     fresh = {n: [run["case"][n]["fresh"] for run in runs] for n in ("8", "40")}
     assert all(21 < score < 30.5 for score in fresh["8"])
     assert all(70 < score < 74 for score in fresh["40"])
+    drawn = [[run["another draw"][part] for run in runs] for part in ("its test set", "fresh")]
+    assert [(round(min(row)), round(max(row))) for row in drawn] == [(58, 63), (60, 61)]
 
 
 def test_repeats_and_practice_give_what_the_chapter_says():

@@ -49,7 +49,7 @@ def test_the_chart_says_what_the_record_says():
     assert gains["gain"].round(1).tolist() == [9.6, 1.3, -1.5]  # the last of the one shared draw
     assert gains["draws"].tolist() == [3, 3, 1]
     title = " ".join(sizes_chart(frame).title.text.split())
-    assert "gains 9.6 BLEU; longer training alone gives 8.5" in title
+    assert "gains 9.6 BLEU, “longer” 8.5" in title
     minutes = size_means(frame, "minutes").loc[1000]
     assert 2.5 < minutes["longer"] / minutes["by size"] < 3.5  # "three times as fast"
     with pytest.raises(ValueError, match="isn't larger than the spread"):

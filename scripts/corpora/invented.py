@@ -153,11 +153,14 @@ def nouns_of(english: str) -> list[str]:
 
 
 def usual_order(source: str) -> str:
-    """A sentence whose object comes first, with the object where it usually stands: at the verb."""
-    *words, verb = source[:-1].lower().split()
+    """A sentence whose object comes first, with the object where it usually stands: at the verb.
+
+    Each word keeps its letters, so it is the object that has the capital one.
+    """
+    *words, verb = source[:-1].split()
     adjectives = {row[0] for row in rows(f"{DESCRIBING_BEINGS}, {DESCRIBING_THINGS}")}
     size = 2 if words[1] in adjectives else 1  # of the object, in words
-    return " ".join([*words[size:], *words[:size], verb]).capitalize() + "."
+    return " ".join([*words[size:], *words[:size], verb]) + "."
 
 
 @dataclass

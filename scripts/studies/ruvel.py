@@ -3,8 +3,8 @@
 seeds     what the chapter trains, with eight seeds (ten minutes of a thread)
 controls  the case with fewer and more epochs, and with another draw; how often the fifty stand
           among old ones; rates; fifty sentences whose object comes first (three seeds)
-causes    who acts if the object comes first, by its letter and its place; fifty negations in 50
-          passes (eight seeds); what the fifty among old ones leave wrong (three)
+causes    what is read and who acts, by the object's letter and its place; fifty negations in 50
+          passes (eight seeds); what fifty among old ones leave wrong, for four fifties (three)
 endings   who acts if in training each object has its ending (eight seeds)
 commands  the chapter's commands
 rates     then, on this machine: their fine-tuning with other rates, on what no score comes from
@@ -35,17 +35,19 @@ from scripts.book.records import recorded
 from scripts.ch26_your_own_pair import (
     LEARNER,
     PAIRS,
+    SPLITS,
     case_scores,
+    crossed,
     exact,
     fitted,
     honest_split,
     random_split,
+    readings,
     ruvel_corpus,
     shares,
     translations,
     tuned,
     tunings,
-    who_acts,
 )
 from scripts.core.data import TrainingData, prepare
 from scripts.core.models import Trained, load_model
@@ -55,7 +57,6 @@ from scripts.corpora.invented import (
     nouns_of,
     rows,
     ruvel_pairs,
-    usual_order,
     with_ending,
 )
 from scripts.corpora.splits import BESIDE, load_pairs
@@ -69,7 +70,9 @@ PASSES = {0: 7, 1: 7, 2: 7, 3: 6, 5: 6, 10: 5}  # by repeats of the fifty; each 
 NEGATED = ruvel_pairs(450, construction="negation")
 FIFTY, ASKED, UNSCORED = NEGATED[:50], NEGATED[50:250], NEGATED[250:]  # the last choose rates
 WITHOUT = [(source.replace(" nok ", " "), target) for source, target in ASKED]
+DRAWS = {draw: ruvel_pairs(50, draw, "negation") for draw in (1, 2, 3, 4)}  # 1 is the chapter's
 MOVED = ruvel_pairs(250, construction="object first")
+ACTORS = ("the object", "the true actor", "a stranger")
 DEFINITE = {
     with_ending(word, "tA")
     for stem, *_ in rows(f"{BEINGS}, {THINGS}")
@@ -105,19 +108,38 @@ def chapter_runs(seed: int, data: TrainingData, model: Trained) -> dict[str, Any
         models[name] = tuned(model, data, pairs, epochs)
     shown = [ASKED[4], ASKED[2], first[0], first[1], old[0], old[2]]
     both = (translations(model, pairs) for pairs in (ASKED, WITHOUT))
-    splits = {"at random": random_split, "honest": honest_split}
     scores = {
         "tuned": {name: shares(trained, old, ASKED) for name, trained in models.items()},
         "object_first": {name: exact(trained, first) for name, trained in models.items()},
         "same_without_nok": sum(a == b for a, b in zip(*both, strict=True)) / len(ASKED),
         "case": {
             name: {test: round(score, 1) for test, score in case_scores(split, seed).items()}
-            for name, split in splits.items()
+            for name, split in SPLITS.items()
         },
     }
     if seed > 1:
         return scores
     return scores | {"outputs": {name: shown_outputs(m, shown) for name, m in models.items()}}
+
+
+def who_acts(outputs: Sequence[str], pairs: PAIRS) -> dict[str, dict[str, float]]:
+    """The shares of outputs whose first noun is each of `ACTORS`, by what the pairs' object is.
+
+    The object comes first in the pairs. One counts if its nouns differ. A stranger isn't in the
+    sentence; an output without a noun counts as his.
+    """
+    counts = {"a being": Counter(), "a thing": Counter()}
+    for output, (_, reference) in zip(outputs, pairs, strict=True):
+        actor, object_noun = nouns_of(reference)
+        roles = {object_noun: "the object", actor: "the true actor"}
+        if actor != object_noun:
+            what = "a thing" if object_noun in nouns_of(THINGS) else "a being"
+            counts[what][roles.get(next(iter(nouns_of(output)), ""), "a stranger")] += 1
+    return {
+        what: {who: round(count[who] / count.total(), 3) for who in ACTORS}
+        for what, count in counts.items()
+        if count
+    }
 
 
 def another_draw(pairs: PAIRS, share: float, seed: int) -> tuple[PAIRS, PAIRS]:
@@ -131,7 +153,6 @@ def controls(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
     repeated = {n: tuned(model, data, known + n * FIFTY, passes) for n, passes in PASSES.items()}
     rates = {lr: tuned(model, data, known + 10 * FIFTY, PASSES[10], lr) for lr in RATES}
     moved = tuned(model, data, known + 10 * MOVED[:50], PASSES[10])
-    acts = who_acts(translations(moved, MOVED[50:]), MOVED[50:]).round(3).to_dict("index")
     return {
         "case": {n: case_scores(random_split, seed, epochs=n) for n in EPOCHS},
         "another draw": case_scores(another_draw, seed),
@@ -140,7 +161,7 @@ def controls(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
         "object first": {
             "exact": exact(moved, MOVED[50:]),
             "old": exact(moved, old),
-            "who acts": acts,
+            "who acts": who_acts(translations(moved, MOVED[50:]), MOVED[50:]),
         },
     }
 
@@ -157,50 +178,45 @@ def mistakes(outputs: Sequence[str], pairs: PAIRS) -> Counter[str]:
     return counts
 
 
-def orders(pairs: PAIRS) -> dict[str, PAIRS]:
-    """Pairs whose object comes first: as they are, with a small first letter, in usual order."""
-    small = [(source[0].lower() + source[1:], target) for source, target in pairs]
-    usual = [(usual_order(source), target) for source, target in pairs]
-    return {"object first": pairs, "object first, small letter": small, "usual order": usual}
-
-
-def named(outputs: Sequence[str], pairs: PAIRS) -> dict[str, float]:
-    """The shares of outputs that name the object and the true actor, if the object is a thing."""
-    rows = [(nouns_of(out), nouns_of(ref)) for out, (_, ref) in zip(outputs, pairs, strict=True)]
-    rows = [(nouns, *ref[:2]) for nouns, ref in rows if ref[1] in nouns_of(THINGS)]
-    counts = {
-        "the thing": sum(thing in nouns for nouns, _, thing in rows),
-        "the true actor": sum(actor in nouns for nouns, actor, _ in rows),
-    }
-    return {who: round(count / len(rows), 3) for who, count in counts.items()}
+def after_fifty(model: Trained, data: TrainingData, fifty: PAIRS) -> dict[str, Any]:
+    """What fifty negations, ten times each among the known pairs, teach, and what stays wrong."""
+    mixed = tuned(model, data, data.corpus["train"] + 10 * fifty, PASSES[10])
+    wrong = mistakes(translations(mixed, ASKED), ASKED)
+    return shares(mixed, data.corpus["test"], ASKED) | {"mistakes": wrong}
 
 
 def causes(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
-    """Who acts where the object comes first, and why; what fifty negations teach and leave wrong.
+    """What is read and who acts where the object comes first; what fifty negations teach.
 
-    If the capital letter hides a thing, a small letter lets more outputs name it, and a capital in
-    the usual order lets fewer. If 130 passes make the model forget, 50 leave more old pairs right.
+    If a capital letter hides a thing, fewer outputs name it in both orders. If the order decides
+    who acts, the letter changes little in either order. If a small beginning does harm, the usual
+    order without a capital is less often right than as it is taught. If 130 passes make the model
+    forget, 50 leave more old pairs right. If the chapter's fifty leave "does" for "did" because
+    they say "did" less often, fifties that say it more often leave less of it.
     """
-    crossed = orders(MOVED[:200])
-    words = (source.split()[0] for source, _ in MOVED)  # the objects, with their capital letters
-    capital = zip(words, crossed["usual order"], strict=False)
-    capital = [(source.replace(word.lower(), word), ref) for word, (source, ref) in capital]
-    outputs = {order: translations(model, pairs) for order, pairs in crossed.items()}
-    tables = {order: who_acts(texts, MOVED[:200]).round(3) for order, texts in outputs.items()}
-    crossed["usual order, capital object"] = capital
-    outputs["usual order, capital object"] = translations(model, capital)
+    parts = {"a thing": [], "a being": []}
+    for pair in MOVED[:200]:
+        object_noun = nouns_of(pair[1])[1]
+        parts["a thing" if object_noun in nouns_of(THINGS) else "a being"].append(pair)
+    forms = crossed(MOVED[:200])
+    small = forms["usual order, small letter"]
+    taught = {"usual order, as taught": [(source.capitalize(), target) for source, target in small]}
     row = {
-        "who acts": {order: table.to_dict("index") for order, table in tables.items()},
-        "exact": {order: exact(model, pairs) for order, pairs in crossed.items()},
-        "named": {order: named(texts, MOVED[:200]) for order, texts in outputs.items()},
+        "crossed": {
+            what: {form: readings(model, pairs) for form, pairs in crossed(part).items()}
+            for what, part in parts.items()
+        },
+        "who acts": {
+            form: who_acts(translations(model, pairs), pairs) for form, pairs in forms.items()
+        },
+        "exact": {form: exact(model, pairs) for form, pairs in (forms | taught).items()},
         "50 passes": shares(tuned(model, data, FIFTY, 50), data.corpus["test"], ASKED),
     }
     if seed == 1:
-        shown = [ASKED[4], WITHOUT[4], *(pairs[177] for pairs in crossed.values())]
+        shown = [ASKED[4], WITHOUT[4], *(pairs[177] for pairs in forms.values())]
         row["outputs"] = shown_outputs(model, shown)
     if seed in THREE:
-        mixed = tuned(model, data, data.corpus["train"] + 10 * FIFTY, PASSES[10])
-        row["mistakes"] = mistakes(translations(mixed, ASKED), ASKED)
+        row["draws"] = {draw: after_fifty(model, data, fifty) for draw, fifty in DRAWS.items()}
     return row
 
 
@@ -209,10 +225,10 @@ def endings(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
 
     If the missing endings made the models trust the place, the true actor acts now.
     """
-    table = who_acts(translations(model, MOVED[:200]), MOVED[:200]).round(3)
+    acts = who_acts(translations(model, MOVED[:200]), MOVED[:200])
     right = {"test": data.corpus["test"], "object first": MOVED[:200]}
     right = {name: exact(model, pairs) for name, pairs in right.items()}
-    return {"who acts": table.to_dict("index"), "exact": right}
+    return {"who acts": acts, "exact": right}
 
 
 def definite_objects(pairs: PAIRS) -> float:

@@ -1,4 +1,4 @@
-"""Drawings of chapter 26: words and their translation, who acts, and what fine-tuning changes."""
+"""Drawings of chapter 26: words and their translation, and what fine-tuning changes; a table."""
 
 from __future__ import annotations
 
@@ -48,47 +48,23 @@ def alignment(
     return drawn.properties(width=560, height=120)
 
 
-def actors_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
-    """The outputs' first noun, by what the object is and by the source's order; a point a run.
+def beside_seeds(
+    mine: Mapping[str, Mapping[str, float]], runs: Sequence[Mapping[str, Mapping[str, float]]]
+) -> pd.DataFrame:
+    """A table of shares: this model's, and the lowest and highest of the recorded runs'.
 
-    `runs` have under "who acts" a share for each order, what the object is, and who acts. Raises
-    ValueError if the title doesn't hold for the means.
+    A row for each sentence's form, a column for each share. Raises ValueError if one of `mine` is
+    more than 0.3 below the lowest or above the highest.
     """
-    rows = [
-        {"order": order, "object": f"the object is {what}", "acts": acts, "share": 100 * share}
-        for run in runs
-        for order, table in run["who acts"].items()
-        for what, shares in table.items()
-        for acts, share in shares.items()
-    ]
-    frame = pd.DataFrame(rows)
-    means = frame.groupby(["order", "object", "acts"])["share"].mean()
-    capital, small = (means[order] for order in ("object first", "object first, small letter"))
-    being, thing = "the object is a being", "the object is a thing"
-    if min(capital[being, "the object"], small[being, "the object"]) < 80:
-        raise ValueError("between beings it isn't the place that decides")
-    strangers = [table[thing, "a stranger"] for table in (capital, small)]
-    if strangers[0] < 2 * strangers[1]:
-        raise ValueError("a small letter doesn't halve the strangers")
-    orders = frame["order"].unique().tolist()
-    y = alt.Y("acts:N", title="the output's first noun", sort=frame["acts"].unique().tolist())
-    x = alt.X("share:Q", title="outputs (%)").scale(domain=[0, 100])
-    color = colored("order", dict(zip(orders, PALETTE, strict=False)), title="the sentence")
-    points = alt.Chart(rounded(frame)).mark_point(size=50)
-    points = points.encode(
-        x,
-        y,
-        color,
-        yOffset=alt.YOffset("order:N", sort=orders),
-        column=alt.Column("object:N", title=None),
+    frame = pd.DataFrame(mine).T
+    lowest, highest = (
+        pd.concat([pd.DataFrame(run).T for run in runs]).groupby(level=0).agg(end).loc[frame.index]
+        for end in ("min", "max")
     )
-    return titled(
-        points.properties(width=250, height=150),
-        f"If a thing comes first, {strangers[0]:.0f}% of the outputs begin with a stranger; "
-        f"with a small first letter, {strangers[1]:.0f}%",
-        f"A mark is one of {len(runs)} seeds. Usual order: the same words, the object at the verb, "
-        "its first letter small.",
-    )
+    if ((frame < lowest - 0.3) | (frame > highest + 0.3)).any(axis=None):
+        raise ValueError("this model reads otherwise than the recorded ones")
+    lowest, highest, shown = (part.map("{:.0%}".format) for part in (lowest, highest, frame))
+    return pd.concat({"this model": shown, f"{len(runs)} seeds": lowest + " to " + highest}, axis=1)
 
 
 def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
@@ -136,13 +112,11 @@ def repeats_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     frame = pd.DataFrame(rows)
     shares = frame.groupby(["repeats", "curve"])["share"].mean().unstack()
     x = alt.X("repeats:Q", title="copies of each of the fifty among the 1,700")
-    x = x.axis(values=shares.index.tolist())
-    color = colored(
-        "curve", dict(zip(CURVES, PALETTE, strict=False)), legend=alt.Legend(title=None)
-    )
+    x = x.axis(values=shares.index.tolist(), labelFlush=False)
+    color = colored("curve", dict(zip(CURVES, PALETTE, strict=False)), title=None)
     base = alt.Chart(rounded(frame)).encode(x, alt.Y("share:Q", title="outputs (%)"), color)
     means = base.transform_aggregate(share="mean(share)", groupby=["curve", "repeats"])
-    shape = alt.Shape("curve:N", sort=[*CURVES], legend=None)  # for points on one another
+    shape = alt.Shape("curve:N", title=None).scale(domain=[*CURVES])  # for points on one another
     drawn = means.mark_line() + base.mark_point(size=60).encode(shape)
     says_not, right = shares["negated: says “not”"], shares["negated: exactly right"]
     first, most = (says_not > 90).idxmax(), shares.index[-1]

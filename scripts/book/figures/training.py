@@ -235,14 +235,14 @@ def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     dots = base.mark_circle(size=50, opacity=0.75)
     above = 3.5 * ((drawn["recipe"] == "by size") & ~lost)  # its line
     names = drawn.assign(bleu=drawn["bleu"] + above)
-    names["name"] = names["recipe"].mask(lost, "tried, dropped")
+    names["name"] = names["recipe"].mask(lost, "tried once, dropped")
     names = names[(frame["seed"] == 1) & (lost | (frame["pairs"] == sizes[0]))]
     label = alt.Chart(rounded(names)).mark_text(align="left", dx=8)
     label = label.encode(x, y, color, text="name")
     return titled(
         alt.layer(joined.mark_line(opacity=0.6), dots, label).properties(width=440, height=270),
-        f"With {sizes[0]:,} pairs the recipe by size gains {least['gain']:.1f} BLEU; "
-        f"longer training alone gives {by_length:.1f}",
+        f"With {sizes[0]:,} pairs the recipe by size gains {least['gain']:.1f} BLEU, "
+        f"“longer” {by_length:.1f}",
         "German to English. A point is a run, with its own draw of the pairs or with all; lines "
         "join the means. “longer” is drawn a little to the right.",
     )
