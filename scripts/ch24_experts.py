@@ -286,7 +286,7 @@ for side, ids, of_side in (("encoder", batch.src, inputs[:3]), ("decoder", batch
 # %% [markdown]
 # Real tokens share a mean, too, though less than the toy's. Whether it is enough for a collapse, we didn't test.
 #
-# ## Two remedies
+# ## Remedies
 #
 # > **In short.** Count the visits, and push against what is uneven: in the loss, or beside it.
 #

@@ -71,8 +71,8 @@ def cones_chart(router: Tensor, clouds: Mapping[str, Tensor]) -> alt.ConcatChart
     return titled(
         alt.hconcat(*panels),
         "Tokens with a shared mean fall into few cones",
-        "Eight rows of a router (lines from 0), and tokens in the colour of the row that scores "
-        "them highest. Both clouds have the same shape.",
+        "Lines: a router's eight vectors. Dots: tokens, in the colour of the expert that wins them. "
+        "Both clouds have the same shape.",
     )
 
 
@@ -87,6 +87,7 @@ def visits_chart(histories: Mapping[str, Tensor]) -> alt.FacetChart:
                 for expert, share in enumerate(shares)
             ]
     left, *others = (int((h[-20:].mean(0) > 0.02).sum()) for h in histories.values())
+    kept = "all" if min(others) == 8 else f"{min(others)} or more"
     chart = alt.Chart(rounded(pd.DataFrame(rows))).mark_area(stroke="white", strokeWidth=0.5)
     y = alt.Y("share:Q", stack=True, title="share of visits").scale(domain=[0, 1])
     x = alt.X("step:Q").axis(tickCount=3)
@@ -94,7 +95,7 @@ def visits_chart(histories: Mapping[str, Tensor]) -> alt.FacetChart:
     panels = areas.properties(width=130, height=200)
     return titled(
         panels.facet(column=alt.Column("run:N", sort=list(histories), title=None)),
-        f"Without a remedy {left} of eight experts are in use, with one at least {min(others)}",
+        f"Left alone, {left} of eight experts are in use; with each remedy {kept}",
         "Share of the visits to each expert over 200 steps, means of five; seed 0. An expert has "
         "its colour in all panels.",
     )
