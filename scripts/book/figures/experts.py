@@ -71,8 +71,8 @@ def cones_chart(router: Tensor, clouds: Mapping[str, Tensor]) -> alt.ConcatChart
     return titled(
         alt.hconcat(*panels),
         "Tokens with a shared mean fall into few cones",
-        "Lines: a router's eight vectors. Dots: tokens, in the colour of the expert that wins them. "
-        "Both clouds have the same shape.",
+        "Lines: a router's eight vectors. Dots: tokens, in the colour of the expert that wins "
+        "them. Both clouds have the same shape.",
     )
 
 
