@@ -16,15 +16,15 @@
 # %% [markdown]
 # # Chapter 24 · Experts
 #
-# After this chapter you can build a layer that holds many feed-forward networks and uses only a few of them for each token, keep all of them busy, and recognise other ideas in current models' code.
+# After this chapter you can build a layer that holds many feed-forward networks and uses only a few of them for each token. You can say why some of them may fall idle, and keep them busy.
 #
 # | | |
 # |---|---|
 # | In the paper | §3.3 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), the feed-forward layer |
-# | Time | 15 minutes to read, 30 with the code; a quarter of a minute to run on a CPU |
+# | Time | 15 minutes to read, 35 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 23 · Long memory](ch23_long_memory.ipynb) · [Chapter 25 · All of it on one page](ch25_one_page.ipynb) |
 #
-# *If you read only three cells:* `dispatch`, the chart of *Keeping the experts busy*, the table of *What else there is*.
+# *If you read only three cells:* `dispatch`, the two clouds and the table of *Why experts fall idle*.
 #
 # Shapes: **B** batch, **S** length, **D** `d_model`, **N** tokens of a batch, **E** experts, **k** of them for each token.
 
@@ -37,21 +37,23 @@ if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for pla
 home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
 
 # %%
-import copy
-import statistics
 from collections.abc import Sequence
-from typing import Literal
+from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor, nn
 
+from scripts.book.charts import heatmap, titled
 from scripts.book.exercises import check
-from scripts.book.figures.since import routing_chart
+from scripts.book.figures.experts import cones_chart, dispatch_chart, visits_chart
 from scripts.book.verdict import verdict_line
-from scripts.ch01_attention import padding_mask
-from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch04_encoder_decoder import EncoderLayer
+from scripts.ch06_training import PAD
+from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch22_todays_block import RIVALS_OF_PARTS, SwiGLU, block_means, block_verdicts
+from scripts.core.models import STUDIED, load_model
+from scripts.corpora.captions import aligned_pairs
 
 # %%
 torch.set_default_dtype(torch.float64)
@@ -59,16 +61,16 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## A mixture of experts
 #
-# > **In short.** Use many feed-forward layers instead of one. A small router sends each token to the few that it scores highest. The model holds more, but a token costs hardly more multiplications than in a dense layer as wide as those few together.
+# > **In short.** Use many feed-forward layers instead of one. A small router sends each token to the few that it scores highest. The model holds more, but a token costs hardly more than in one layer as wide as those few together.
 #
 # Most of a large Transformer's parameters are in its feed-forward layers, and each token meets all of them. Mixtures of experts ([Shazeer et al. 2017](https://arxiv.org/abs/1701.06538); Switch, [Fedus et al. 2021](https://arxiv.org/abs/2101.03961); DeepSeekMoE, [Dai et al. 2024](https://arxiv.org/abs/2401.06066)) change that. For a token $x \in \mathbb{R}^D$, a router $W_r$ (D, E) and experts $f_1, \dots, f_E$:
 #
 # $$ p = \mathrm{softmax}(x W_r), \qquad y = \sum_{e\,\in\,\mathrm{top}\,k} \frac{p_e}{\sum_{e'\in\,\mathrm{top}\,k} p_{e'}}\, f_e(x) \;+\; f_\text{shared}(x) $$
 #
 # - **Top k.** Only the k likeliest experts compute, and their weights are rescaled to sum to 1. With k = 1, rescaling would be a mistake: the weight would always be 1, and the router would get no gradient. Switch then keeps $p_e$, and so do we.
-# - **Shared.** What all tokens need is learned once, by an expert that every token visits.
+# - **Shared.** One more expert, which every token visits.
 #
-# **Predict.** Mixtral 8×7B ([Jiang et al. 2024](https://arxiv.org/abs/2401.04088)) has 32 layers of width 4,096, each with eight SwiGLU experts (chapter 22) of width 14,336, two for each token. Its attention has 32 heads of 128 in 8 groups, its vocabulary 32,000 pieces, with one table for reading and another for writing. How many parameters does it have in all, and how many does one token meet?
+# **Predict.** Mixtral 8×7B ([Jiang et al. 2024](https://arxiv.org/abs/2401.04088)) has 32 layers of width 4,096, each with eight SwiGLU experts (chapter 22) of width 14,336, two for each token. Its attention has 32 heads of 128 in 8 groups, its vocabulary 32,000 pieces and two tables. How many parameters does it have in all, and how many does one token meet?
 
 # %%
 D, width, vocab, layers = 4096, 14336, 32_000, 32
@@ -82,10 +84,19 @@ for name, experts in (("in all", 8), ("met by a token", 2)):
 #
 # ### Everyone to their experts
 #
-# Earlier code gave each expert *room* for a fixed number of tokens and dropped the rest: they passed the layer unchanged. **Dropless** code ([MegaBlocks, Gale et al. 2022](https://arxiv.org/abs/2211.15841)) sorts all N·k visits by expert instead, and cuts the list where the expert changes.
-
+# A token *visits* its k experts. Each expert should compute all its visits at once. So `dispatch` sorts the N·k visits by expert, and cuts the list where the expert changes. Then each token's results are summed, times their weights.
 
 # %%
+chosen = torch.tensor([[2, 0], [0, 1], [2, 1], [0, 2]])  # four tokens, two visits each
+dispatch_chart(chosen, experts=4)
+
+# %% [markdown]
+# Such code is called *dropless* ([MegaBlocks, Gale et al. 2022](https://arxiv.org/abs/2211.15841)). Earlier code gave each expert room for a fixed number of visits, and dropped the rest.
+#
+# **Your turn.** Write `dispatch`.
+
+
+# %% tags=["yours"]
 def dispatch(rows: Tensor, chosen: Tensor, share: Tensor, experts: Sequence[nn.Module]) -> Tensor:
     """Each row through its chosen experts, weighted: rows (N, D), chosen and share (N, k), to (N, D)."""
     order = chosen.flatten().argsort(stable=True)  # (N·k,): visits, by expert
@@ -97,51 +108,41 @@ def dispatch(rows: Tensor, chosen: Tensor, share: Tensor, experts: Sequence[nn.M
     return torch.zeros_like(rows).index_add(0, visitor, weighted)
 
 
+# %% [markdown]
+# Check. If every expert computes every token, and all but the chosen weights are 0, the sum is the same:
+
 # %%
-chosen = torch.tensor([[2, 0], [0, 1], [2, 1], [0, 2]])  # four tokens, two visits each
-order = chosen.flatten().argsort(stable=True)
-print("expert of each visit, sorted:", chosen.flatten()[order].tolist())
-print("the token that visits:       ", (order // 2).tolist())
+torch.manual_seed(0)
+rows, share, experts = torch.randn(4, 3), torch.rand(4, 2), [nn.Linear(3, 3) for _ in range(4)]
+every = torch.stack([expert(rows) for expert in experts], dim=1)  # (N, E, D)
+weights = torch.zeros(4, 4).scatter(1, chosen, share)  # (N, E)
+by_all = torch.einsum("ne,ned->nd", weights, every)
+torch.testing.assert_close(dispatch(rows, chosen, share, experts), by_all)
 
 # %% [markdown]
-# Padding must not be routed, so `forward` takes `real`, which says where there are words. `balance_penalty`, `visits` and `bias` belong to the next section. `bias` is a *buffer*: it has no gradient, but is saved with the weights.
+# ### The layer
+#
+# After a call, `probs` and `visits` tell what the router did. `real` says where there are words: padding visits nobody. `bias` is 0 until the section on remedies. It is a *buffer*: no gradient changes it, but it is saved with the weights.
+#
+# **Your turn.** Write `MixtureOfExperts`.
 
 
-# %%
-def balance_penalty(probs: Tensor, visits: Tensor) -> Tensor:
-    """E·Σ vₑPₑ: share of visits times mean probability, 1 where all is even (Fedus et al. 2021, eq. 4).
-
-    probs (N, E), visits (E,). The visits are counts, so only the probabilities have a gradient.
-    """
-    return len(visits) * (visits / visits.sum() * probs.mean(0)).sum()
-
-
+# %% tags=["yours"]
 class MixtureOfExperts(nn.Module):
-    """The `top` best of `experts` SwiGLUs for each token, and `shared` ones for all; dropless.
+    """The best of many SwiGLUs for each token, and shared ones for all; dropless.
 
-    After a call `penalty` is the balance penalty of its tokens and `visits` (E,) their counts.
-    `bias` (E,) is added when experts are chosen, not when they are weighed.
+    It keeps `top`, how many. Its parts are `router`, a linear map without bias, and the lists
+    `experts` and `shared`; `bias` (E,), a buffer, is added when experts are chosen, not when they
+    are weighed. After a call `probs` (N, E) and `visits` (E,) are its tokens' and their counts.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        width: int,
-        dropout: float = 0.1,
-        experts: int = 8,
-        top: int = 2,
-        shared: int = 1,
-    ):
+    def __init__(self, d_model: int, width: int, dropout=0.1, experts=8, top=2, shared=1):
         super().__init__()
-        if not 1 <= top <= experts:
-            raise ValueError(f"top must be from 1 to the number of experts, {experts}, not {top}")
         self.top = top
         self.router = nn.Linear(d_model, experts, bias=False)
         self.experts = nn.ModuleList(SwiGLU(d_model, width, dropout) for _ in range(experts))
         self.shared = nn.ModuleList(SwiGLU(d_model, width, dropout) for _ in range(shared))
         self.register_buffer("bias", torch.zeros(experts))
-        self.penalty: Tensor | None = None
-        self.visits: Tensor | None = None
 
     def route(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """rows (N, D) to probabilities (N, E), the chosen experts (N, k) and their weights (N, k)."""
@@ -155,57 +156,157 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         """x (..., D) to (..., D); zeros where real (...) is False, at padding."""
         rows = x.flatten(0, -2) if real is None else x[real]  # (N, D): places don't matter
-        probs, chosen, share = self.route(rows)
+        self.probs, chosen, share = self.route(rows)
         self.visits = chosen.flatten().bincount(minlength=len(self.experts))
-        self.penalty = balance_penalty(probs, self.visits)
         y = dispatch(rows, chosen, share, self.experts)
         for expert in self.shared:
             y = y + expert(rows)
         return y.view_as(x) if real is None else torch.zeros_like(x).index_put((real,), y)
 
 
-def active_parameters(model: nn.Module) -> int:
-    """Parameters that one token meets: all but the experts that it isn't sent to."""
-    idle = 0
-    for part in model.modules():
-        if isinstance(part, MixtureOfExperts):
-            size = sum(p.numel() for p in part.experts[0].parameters())
-            idle += (len(part.experts) - part.top) * size
-    return sum(p.numel() for p in model.parameters()) - idle
-
-
 # %% [markdown]
-# Check. One expert alone *is* the dense layer. And a loop over tokens, without sorting, must give the same results.
+# Check, again token by token, with a bias that changes who is chosen:
 
 # %%
 torch.manual_seed(0)
-x = torch.randn(2, 10, 16)
-dense, lone = SwiGLU(16, 24, 0.0), MixtureOfExperts(16, 24, 0.0, experts=1, top=1, shared=0)
-lone.experts[0].load_state_dict(dense.state_dict())
-assert torch.equal(lone(x), dense(x))
-
-layer = MixtureOfExperts(16, 12, 0.0, experts=6, top=2, shared=1)
-for token, found in zip(x.flatten(0, 1), layer(x).flatten(0, 1), strict=True):
-    p = (layer.router.weight @ token).softmax(0)
-    best = sorted(range(6), key=lambda e: -p[e])[:2]
-    by_hand = sum(p[e] * layer.experts[e](token) for e in best) / sum(p[e] for e in best)
-    torch.testing.assert_close(found, by_hand + layer.shared[0](token))
-count = sum(p.numel() for p in layer.parameters())
-print(f"visits: {layer.visits.tolist()}, {layer.visits.sum()} in all: two for each of 20 tokens")
-print(f"parameters: {count:,}, of which a token meets {active_parameters(layer):,}")
+x, real = torch.randn(2, 10, 16), torch.arange(10) < torch.tensor([[10], [7]])  # (B, S, D), (B, S)
+for top in (1, 2):
+    layer = MixtureOfExperts(16, 12, 0.0, experts=6, top=top, shared=1)
+    layer.bias[5] = 0.1
+    for token, y in zip(x[real], layer(x, real)[real], strict=True):
+        p = (layer.router.weight @ token).softmax(0)
+        best = (p + layer.bias).argsort(descending=True)[:top].tolist()
+        routed = sum(p[e] * layer.experts[e](token) for e in best)
+        whole = sum(p[e] for e in best) if top > 1 else 1
+        torch.testing.assert_close(y, routed / whole + layer.shared[0](token))
+print(f"visits: {layer.visits.tolist()}, {layer.visits.sum()} in all: two for each of 17 words")
 
 # %% [markdown]
-# ## Keeping the experts busy
+# ## Why experts fall idle
 #
-# > **In short.** Left alone, a router may always pick the same few experts. One explanation: an expert that is chosen learns, and one that has learned is chosen.
+# > **In short.** An expert that is chosen learns, and an expert that has learned is chosen. That is the usual explanation. In our toy this circle turns only if tokens share a mean.
 #
-# Two remedies:
+# A router may come to send nearly all tokens to the same few experts: routing *collapses*. There are two explanations.
 #
-# - **A penalty** in the loss (Switch). With $v_e$ the share of visits (the paper's $f_e$) and $P_e$ the mean probability of expert e, it is $E\sum_e v_e P_e$: 1 if all is even, and at most E/k, when all tokens are sure of the same k experts. (It is also 1 when only the probabilities are even, so look at the visits, too.) The loss becomes, for example, `loss + 0.01 * sum(layer.penalty for layer in mixtures)`. Its gradient pulls at the router, against the task if need be.
-# - **A bias** outside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step (`move_bias`), add $u$ (`speed`) to the bias of every expert that had less than its fair share, and take $u$ from those that had more. The bias decides who is *chosen*; the weights stay the router's, and no gradient is added.
+# **A circle.** An expert that is chosen learns, and an expert that has learned is chosen (Shazeer et al., §4).
+#
+# **A shared mean.** Let $w_e$ be the router's vector for expert e. The expert with the highest score $x \cdot w_e$ wins x, and it wins $2x$ as well. So each expert wins in a *cone* that begins at 0. Tokens around 0 fall into every cone. If they share a mean far from 0, they lie in the same few. In the picture, x has two features, and the second cloud's mean is 4 away from 0. (So is the mean of 16 features if it is 1 in each: $\sqrt{16} = 4$.)
+
+# %%
+torch.manual_seed(0)
+angles = torch.arange(8) * torch.pi / 4 + 0.3
+router = torch.stack([angles.cos(), angles.sin()], dim=-1)  # (E, 2)
+cloud = torch.randn(300, 2)  # (N, 2)
+cones_chart(router, {"mean 0": cloud, "mean 4 away": cloud + 8**0.5})
+
+# %% [markdown]
+# If the mean is 0 and x as frequent as −x, full collapse is even impossible. Their scores are opposite, so no expert is among the best two of eight for both. None gets more than half of the tokens, and at least four are visited.
+#
+# ### The experiment
+#
+# The circle needs experts that learn; a mean doesn't. So we cross the two. One layer of eight experts, two for each token, learns a small function of 16 features. Either all of it learns, or only the router does, and the experts stay as they were drawn.
+#
+# A token is noise plus a mean, 0 or 1 in each feature. In a real layer, router and experts read the same. Here we choose a mean for the router and one for the experts. The function is of the noise alone, so it is the same in all rows.
+#
+# We call an expert *in use* if it has 2% of the visits. (An even share is 12.5%.) **Predict.** Which rows will have all eight in use if the circle is the cause? If the mean is?
 
 
 # %%
+def toy_run(
+    router_mean: float, expert_mean: float, learn: bool, seed: int, penalty=None, after_step=None
+) -> tuple[Tensor, float]:
+    """Shares of visits (200, 8) while a mixture learns a fixed function, and its late error."""
+    torch.manual_seed(seed)
+    inner, outer = torch.randn(2, 16, 16) / 4
+    layer = MixtureOfExperts(16, 16, dropout=0.0, experts=8, top=2, shared=0)
+    layer.router.register_forward_pre_hook(lambda _, x: x[0] - expert_mean + router_mean)
+    layer.experts.requires_grad_(learn)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.01)
+    shares, errors = [], []
+    for _ in range(200):
+        noise = torch.randn(256, 16)
+        y = layer(noise + expert_mean)
+        error = (y - (noise @ inner).tanh() @ outer).square().mean()
+        optimizer.zero_grad()
+        (error + penalty(layer) if penalty else error).backward()
+        optimizer.step()
+        if after_step:
+            after_step(layer)
+        shares.append(layer.visits / layer.visits.sum())
+        errors.append(error.item())
+    return torch.stack(shares), sum(errors[-20:]) / 20
+
+
+def in_use(shares: Tensor) -> int:
+    """How many experts have 2% of the visits: shares (steps, E)."""
+    return int((shares.mean(0) > 0.02).sum())
+
+
+# %%
+counts, runs = {}, {}
+for at_router, at_experts, learn in product((0, 1), (0, 1), (False, True)):
+    own = [toy_run(at_router, at_experts, learn, seed) for seed in range(6)]
+    runs[at_router, at_experts, learn], means = own, f"router {at_router}, experts {at_experts}"
+    counts[f"{means}: untrained"] = [in_use(shares[:1]) for shares, _ in own]
+    what = "all learn" if learn else "the router learns"
+    counts[f"{means}: {what}"] = [in_use(shares[-20:]) for shares, _ in own]
+*others, last = counts.values()
+assert sum(last) + 6 < min(map(sum, others))  # by more than one expert, on average
+titled(
+    heatmap([*counts.values()], [*counts], column_title="seed", digits=0, cell=(42, 26)),
+    "Fewest are left where router and experts read a mean, and all learn",
+    "Experts in use, of eight: before any step, or in the last 20 of 200 steps. Before the colon, "
+    "the mean of what each reads.",
+)
+
+# %% [markdown]
+# In the last row two or three are left. So neither explanation is enough:
+#
+# - **No mean at the router:** seven or eight stay in use, whoever learns. The circle doesn't turn.
+# - **A mean at the router:** a fresh router leaves up to three idle, as cones would. When it learns alone, it leaves up to four.
+# - **No mean at the experts:** they learn, and still the circle doesn't turn.
+#
+# With eight other seeds (`range(6, 14)`), two to five are left in the last row, and five to seven in the one above.
+#
+# ### The mean of real tokens
+#
+# At a mean of 1, half of the mean square of the toy's tokens lies in their mean. **Predict.** How much does in what chapter 9's translator gives to its feed-forward layers? (Fifty captions.)
+
+# %%
+trained, inputs = load_model(STUDIED), []
+for layer in (*trained.model.encoder.layers, *trained.model.decoder.layers):
+    layer.feed_forward.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+batch = make_batch(encode_pairs([pair.texts for pair in aligned_pairs()], trained.tokenizer))
+with torch.no_grad():
+    trained.model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
+for side, ids, of_side in (("encoder", batch.src, inputs[:3]), ("decoder", batch.tgt, inputs[3:])):
+    words = [x[ids != PAD] for x in of_side]  # (N, D) for each layer
+    print(side, *(f"{x.mean(0).square().sum() / x.square().sum(-1).mean():.0%}" for x in words))
+
+# %% [markdown]
+# Real tokens share a mean, too, though less than the toy's. Whether it is enough for a collapse, we didn't test.
+#
+# ## Remedies
+#
+# > **In short.** Count the visits, and push against what is uneven: in the loss, or beside it.
+#
+# - **A penalty** in the loss (Switch). With $v_e$ the share of visits (the paper's $f_e$) and $P_e$ the mean probability of expert e, it is $E\sum_e v_e P_e$: 1 if all is even, and E/k if all tokens are sure of the same k experts. Its gradient pulls at the router, against the task if need be.
+# - **A bias** beside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step, add $u$ (`speed`) to the bias of every expert that had less than its even share, and take $u$ from those that had more. The bias decides who is *chosen*. The weights stay the router's.
+#
+# The table holds a third: subtract the tokens' mean from what the router reads.
+#
+# **Your turn.** Write both.
+
+
+# %% tags=["yours"]
+def balance_penalty(probs: Tensor, visits: Tensor) -> Tensor:
+    """E·Σ vₑPₑ: share of visits times mean probability, 1 where all is even (Fedus et al. 2021, eq. 4).
+
+    probs (N, E), visits (E,). The visits are counts, so only the probabilities have a gradient.
+    """
+    return len(visits) * (visits / visits.sum() * probs.mean(0)).sum()
+
+
 def move_bias(layer: MixtureOfExperts, speed: float = 1e-3) -> None:
     """Raise the bias of experts with fewer visits than the mean, lower that of those with more."""
     visits = layer.visits.to(layer.bias.dtype)
@@ -213,60 +314,40 @@ def move_bias(layer: MixtureOfExperts, speed: float = 1e-3) -> None:
 
 
 # %%
-even = torch.full((24, 6), 1 / 6)
-sure = torch.tensor([0.5, 0.5, 0, 0, 0, 0]).expand(24, 6)  # of experts 0 and 1
-same_two = torch.tensor([24, 24, 0, 0, 0, 0])
-cases = {
-    "all even": (even, torch.full((6,), 8)),
-    "all sure of the same two of six": (sure, same_two),
-    "probabilities even, all to the same two": (even, same_two),
-}
-for name, (probs, visits) in cases.items():
-    print(f"{name}: penalty {balance_penalty(probs, visits):.2f}")
+even, sure = torch.full((24, 6), 1 / 6), torch.tensor([0.5, 0.5, 0, 0, 0, 0]).expand(24, 6)
+assert abs(balance_penalty(even, torch.full((6,), 8)) - 1) < 1e-9
+assert balance_penalty(sure, torch.tensor([24, 24, 0, 0, 0, 0])) == 6 / 2
+
+layer = MixtureOfExperts(16, 12, experts=3)
+layer.visits = torch.tensor([9, 3, 0])
+move_bias(layer, speed=0.5)
+assert layer.bias.tolist() == [-0.5, 0.5, 0.5]
 
 # %% [markdown]
-# In a toy, one layer of eight experts, two per token, learns a small function. The inputs have a mean of 1, not 0. **Predict.** Without a remedy, how many experts still have 2% of the visits after 200 steps? And with a mean of 0?
+# **Predict.** Does each bring all eight back? And does the error fall?
 
 
 # %%
-def routing_history(
-    remedy: Literal["none", "penalty", "bias"], mean: float = 1.0
-) -> tuple[Tensor, MixtureOfExperts, float]:
-    """A small mixture learns a fixed function: shares of visits (200, E), the layer, its late error."""
-    torch.manual_seed(0)
-    inner, outer = torch.randn(2, 16, 16) / 4
-    layer = MixtureOfExperts(16, 16, dropout=0.0, experts=8, top=2, shared=0)
-    optimizer = torch.optim.Adam(layer.parameters(), lr=0.01)
-    history, errors = [], []
-    for _ in range(200):
-        x = torch.randn(256, 16) + mean
-        error = (layer(x) - (x @ inner).tanh() @ outer).square().mean()
-        optimizer.zero_grad()
-        (error + 0.1 * layer.penalty if remedy == "penalty" else error).backward()
-        optimizer.step()
-        if remedy == "bias":
-            move_bias(layer, speed=0.01)
-        history.append(layer.visits / layer.visits.sum())
-        errors.append(error.item())
-    return torch.stack(history), layer, statistics.mean(errors[-20:])
+def pull(layer: MixtureOfExperts) -> Tensor:
+    """What the penalty adds to the toy's loss."""
+    return 0.1 * balance_penalty(layer.probs, layer.visits)
 
 
-# %%
-routings = {remedy: routing_history(remedy) for remedy in ("none", "penalty", "bias")}
-routings["none, mean 0"] = routing_history("none", mean=0.0)
-late = {name: history[-20:].mean(0) for name, (history, _, _) in routings.items()}
-in_use = {name: int((share > 0.02).sum()) for name, share in late.items()}
-for name, (_, _, error) in routings.items():
-    print(f"{name}: {in_use[name]} experts in use at the end, error {error:.4f}")
-histories = {remedy: routings[remedy][0] for remedy in ("none", "penalty", "bias")}
-routing_chart(histories)
+push = partial(move_bias, speed=0.01)
+remedied = {"none": runs[1, 1, True], "no mean at the router": runs[0, 1, True]}
+remedied["penalty"] = [toy_run(1, 1, True, seed, penalty=pull) for seed in range(6)]
+remedied["bias"] = [toy_run(1, 1, True, seed, after_step=push) for seed in range(6)]
+for name, own in remedied.items():
+    used, errors = [in_use(shares[-20:]) for shares, _ in own], [error for _, error in own]
+    print(f"{name}: in use {used}, mean error {sum(errors) / 6:.4f}")
+visits_chart({name: own[0][0] for name, own in remedied.items()})
 
 # %% [markdown]
-# The collapse costs nothing that we see: the three errors with a mean of 1 are about the same. But it wastes parameters and, on several GPUs, time.
+# Penalty and bias bring all eight back, but the error doesn't fall: even visits aren't better visits. Without a mean at the router seven or eight stay in use, and the error is a tenth lower.
 #
-# One toy with one seed shows that a collapse can happen, but not why, or which remedy is better.
+# ### Padding visits nobody
 #
-# **Pitfall.** *Routed padding.* Chapter 4's feed-forward layer needs no mask: nothing looks at padding's results. A mixture does, when it counts visits. **Predict.** A sentence of 12 words is padded to 48 places; there are eight experts, two per token. All padding is the same vector, as without positions. With a layer that knows no mask, how many visits are counted, and what share does the busiest expert have at least?
+# Chapter 4's feed-forward layer needs no mask: nothing looks at padding's results. A mixture counts visits. So its encoder layer says where there are words:
 
 
 # %%
@@ -280,42 +361,21 @@ class SparseEncoderLayer(EncoderLayer):
         return self.sublayer[1](x, lambda x: self.feed_forward(x, real))
 
 
+# %% [markdown]
+# **Predict.** A sentence of 12 words is padded to 48 places, all with the same vector. Eight experts, two for each token: how many visits are counted without a mask, and what share has the busiest expert at least?
+
 # %%
 torch.manual_seed(0)
-src = torch.tensor([[7] * 12 + [0] * 36])  # (B, S): ids, 0 is padding
-x = torch.where(src.unsqueeze(-1) > 0, torch.randn(1, 48, 16), torch.ones(16))
-parts = (MultiHeadedAttention(4, 16, 0.0), MixtureOfExperts(16, 12, 0.0), 0.0)
-seen = {}
-for kind in (EncoderLayer, SparseEncoderLayer):
-    layer = kind(16, *copy.deepcopy(parts))
-    seen[kind.__name__] = layer(x, padding_mask(src))[:, :12]
-    mixture = layer.feed_forward
-    total, busiest = mixture.visits.sum(), mixture.visits.max() / mixture.visits.sum()
-    print(
-        f"{kind.__name__}: {total} visits, busiest expert {busiest:.1%}, penalty {mixture.penalty:.2f}"
-    )
-torch.testing.assert_close(*seen.values())  # the words' own results don't change
-alone = layer(x[:, :12], padding_mask(src[:, :12]))
-torch.testing.assert_close(alone, seen["SparseEncoderLayer"])
+words, layer = torch.randn(12, 16), MixtureOfExperts(16, 12)
+x = torch.cat([words, torch.ones(36, 16)])
+for name, real in (("without a mask", None), ("with it", torch.arange(48) < 12)):
+    layer(x, real)
+    busiest = layer.visits.max() / layer.visits.sum()
+    print(f"{name}: {layer.visits.sum()} visits, busiest expert {busiest:.1%}")
 
 # %% [markdown]
-# The 36 equal padding vectors go to the same two experts: 36 of the 96 visits each, 37.5%, before any word comes. The words' results are the same, but the penalty mostly measures padding. So check that the visits are k times the number of *words*.
+# The padding goes to the same two experts: 36 of 96 visits each, 37.5%. A remedy would mostly balance padding.
 #
-# **Pitfall.** *A bias that isn't saved.* Kept as a plain attribute, the bias stays out of `state_dict`, and after loading the experts are chosen without it. A *persistent* buffer is saved.
-
-# %%
-torch.manual_seed(0)
-trained = routings["bias"][1]
-loaded = MixtureOfExperts(16, 16, 0.0, experts=8, top=2, shared=0)
-loaded.load_state_dict(trained.state_dict())
-rows = torch.randn(256, 16) + 1.0
-before = trained.route(rows)[1].sort().values  # (N, k)
-assert torch.equal(loaded.route(rows)[1].sort().values, before)
-loaded.bias.zero_()
-moved = (loaded.route(rows)[1].sort().values != before).any(-1).double().mean()
-print(f"without the bias, {moved:.0%} of the tokens change an expert")
-
-# %% [markdown]
 # ## On record
 #
 # > **In short.** Seven tenths more parameters bring no gain that can be told from chance.
@@ -327,33 +387,17 @@ print(verdict_line("experts", block_verdicts()["experts"], RIVALS_OF_PARTS["expe
 block_means(["2017", "SwiGLU", "experts"])
 
 # %% [markdown]
-# The model has 620,000 parameters. A token meets 362,000 of them, about as many as the base has. Each routed expert learns from only a part of 29,000 captions; with many more tokens, experts may pay off. *What the record can't say:* whether all experts were in use (their visits weren't kept), and what the bias would do.
-#
-# ## What else there is
-#
-# You will meet these names in current models' code:
-#
-# | name | the idea | source |
-# |---|---|---|
-# | multi-token prediction | extra output layers guess the tokens after the next one; the guesses can also speed up decoding | [Gloeckle et al. 2024](https://arxiv.org/abs/2404.19737) |
-# | differential attention | two softmaxes, one subtracted from the other, so noise in both cancels | [Ye et al. 2024](https://arxiv.org/abs/2410.05258) |
-# | gated attention | each head's output is multiplied by a sigmoid of the input, so a head can stay silent | [Qiu et al. 2025](https://arxiv.org/abs/2505.06708) |
-# | soft-capping | logits and scores pass through $c\tanh(z/c)$, so none grows beyond c | [Gemma 2, 2024](https://arxiv.org/abs/2408.00118) |
-# | hyper-connections | several residual roads side by side, mixed by learned weights | [Zhu et al. 2024](https://arxiv.org/abs/2409.19606) |
-# | Mamba-2 | a state that fades by a factor computed from the token: a kind of linear attention (chapter 23) | [Dao and Gu 2024](https://arxiv.org/abs/2405.21060) |
-# | native sparse attention | blocks of keys are summarised, the best are read in full, a window sees the nearest | [Yuan et al. 2025](https://arxiv.org/abs/2502.11089) |
-# | YaRN | rotary wavelengths are stretched (frequencies lowered), long ones more than short ones, to read longer texts than in training | [Peng et al. 2023](https://arxiv.org/abs/2309.00071) |
+# The model has 620,000 parameters. A token meets 362,000 of them, about as many as the base has. *What the record can't say:* whether all experts were in use: their visits weren't kept.
 #
 # ## Summary
 #
-# - The model holds E experts. A router sends each token to k of them; shared ones see every token.
+# - A router sends each token to k of E experts. Shared experts see every token.
 # - Dropless code sorts the visits by expert, and drops none.
-# - Padding is neither routed nor counted.
-# - Left alone, routing may collapse. A penalty in the loss works against that, or a bias outside it, which is saved with the weights.
+# - In our toy most experts fell idle where router and experts both read a shared mean and all learned. A penalty, a bias, or a router that doesn't see the mean keeps them busy.
 #
 # ## What these papers did that we don't
 #
-# They place experts on different GPUs. DeepSeek-V3 has 256 routed experts and one shared, 8 active, and scores them by sigmoids.
+# They place experts on different GPUs. DeepSeek-V3 has 256 routed experts, 8 for each token.
 #
 # ## Exercises
 #
@@ -363,7 +407,7 @@ block_means(["2017", "SwiGLU", "experts"])
 #
 # *code · difficulty ●○○ · worth ●●● · 15 minutes*
 #
-# From a router's logits (N, E), give the indices of each token's `top` experts, (N, top), likeliest first, and their weights, (N, top), as in this chapter's formula, with their gradient. Mind `top = 1`. (`solution("router")` shows ours.)
+# From a router's logits (N, E), give the indices of each token's `top` experts, (N, top), likeliest first, and their weights, (N, top), as in this chapter's formula, with their gradient. (`solution("router")` shows ours.)
 
 
 # %%
@@ -379,7 +423,7 @@ check(router)
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# A layer that isn't dropless has room for $\lceil \text{factor} \cdot Nk/E \rceil$ visits at each expert. For the choices of N tokens, chosen (N, k), and E experts: what share of all visits is dropped? (`solution("dropped_share")` shows ours.) Then ask the toy's three routers, with a factor of 1.25: `routings["none"][1].route(torch.randn(256, 16) + 1.0)[1]` are choices.
+# A layer that isn't dropless has room for $\lceil \text{factor} \cdot Nk/E \rceil$ visits at each expert. For the choices of N tokens, chosen (N, k), and E experts: what share of all visits is dropped? (`solution("dropped_share")` shows ours.)
 
 
 # %%
@@ -391,24 +435,4 @@ def dropped_share(chosen: Tensor, experts: int, factor: float) -> float:
 check(dropped_share)
 
 # %% [markdown]
-# <details><summary>The three routers</summary>
-#
-# The router left alone loses about half of the visits: three experts have room for 15.6% each, and hardly any token visits the other five. The two that are balanced lose hardly anything.
-#
-# </details>
-#
-# ### Exercise 3 · Chosen, not weighed
-#
-# *think · difficulty ●●○ · worth ●●○ · 10 minutes*
-#
-# The bias counts when experts are chosen, and not in their weights. What would happen if it did count there? And why does $v_e$ in the penalty need no gradient?
-#
-# <details><summary>An answer</summary>
-#
-# A raised bias would make an expert *louder* for every token that visits it, whether it suits the token or not.
-#
-# Visits are counts: they change in jumps, so their derivative is 0 or doesn't exist. The probabilities carry the gradient, and $v_e$ says how much each counts: the more visits an expert has, the harder its probability is pushed down.
-#
-# </details>
-#
 # Next: [Chapter 25 · All of it on one page](ch25_one_page.ipynb)

@@ -7,7 +7,7 @@ import torch
 
 from scripts.book.instruments import scramble
 from scripts.ch06_training import BOS, EOS, Batch, LabelSmoothing, batch_loss
-from scripts.ch24_experts import MixtureOfExperts, active_parameters
+from scripts.ch24_experts import MixtureOfExperts, balance_penalty
 from scripts.studies import block
 
 CONFIG = replace(block.BASE, d_model=32, d_ff=96)
@@ -58,6 +58,16 @@ def test_what_a_token_costs_is_counted_from_real_tensors():
         assert sum(part.numel() for part in layer.remember(token, token)) == count
 
 
+def active_parameters(model):
+    """Parameters that one token meets: all but the experts that it isn't sent to."""
+    total = sum(p.numel() for p in model.parameters())
+    for part in model.modules():
+        if isinstance(part, MixtureOfExperts):
+            expert = sum(p.numel() for p in part.experts[0].parameters())
+            total -= (len(part.experts) - part.top) * expert
+    return total
+
+
 def test_rows_are_alike_in_what_a_token_meets():
     with torch.device("meta"):
         models = {name: row.build(block.BASE, 2000) for name, row in block.ROWS.items()}
@@ -67,6 +77,7 @@ def test_rows_are_alike_in_what_a_token_meets():
         assert abs(active[name] / active["2017"] - 1) < 0.01, name
     sizes = [sum(p.numel() for p in models[name].parameters()) for name in ("experts", "SwiGLU")]
     assert [round(size, -3) for size in sizes] == [620_000, 363_000]  # chapter 24 says so
+    assert round(active["experts"], -3) == 362_000  # and so
 
 
 def test_the_loss_adds_the_penalty_in_training_alone_and_padding_visits_no_expert(monkeypatch):
@@ -82,5 +93,5 @@ def test_the_loss_adds_the_penalty_in_training_alone_and_padding_visits_no_exper
     loss, nll = loss_of(model.train(), batch, CRITERION)
     plain, same = batch_loss(model, batch, CRITERION)
     mixtures = [part for part in model.modules() if isinstance(part, MixtureOfExperts)]
-    penalty = 0.5 * batch.ntokens * sum(part.penalty for part in mixtures)
-    torch.testing.assert_close((loss - plain, nll), (penalty, same))
+    penalty = sum(balance_penalty(part.probs, part.visits) for part in mixtures)
+    torch.testing.assert_close((loss - plain, nll), (0.5 * batch.ntokens * penalty, same))

@@ -16,7 +16,7 @@ from scripts.ch04_encoder_decoder import EncoderDecoder, EncoderLayer
 from scripts.ch06_training import PAD, Batch, LabelSmoothing
 from scripts.ch19_ablations import STUDY, StudyRow, drop_positions
 from scripts.ch23_long_memory import LatentAttention, LinearAttention, WindowedAttention
-from scripts.ch24_experts import MixtureOfExperts, SparseEncoderLayer
+from scripts.ch24_experts import MixtureOfExperts, SparseEncoderLayer, balance_penalty
 from scripts.core.settings import TrainConfig
 from scripts.studies.rows import one_run
 from scripts.studies.runner import Plan, Run, study_command
@@ -36,8 +36,9 @@ def parts_loss(
     loss, nll = criterion(model.generator(x[real]), batch.tgt_y[real])
     if model.training:
         for part in model.modules():
-            if hasattr(part, "penalty"):
-                loss = loss + BALANCE * batch.ntokens * part.penalty
+            if hasattr(part, "visits"):
+                penalty = balance_penalty(part.probs, part.visits)
+                loss = loss + BALANCE * batch.ntokens * penalty
     return loss, nll
 
 

@@ -1,4 +1,4 @@
-"""Drawings of part V: today's block, long memory, experts."""
+"""Drawings of part V: today's block, long memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import lines, long, panels, rounded, titled
-from scripts.book.look import LOG, SEQUENTIAL
+from scripts.book.charts import lines, long, panels, titled
+from scripts.book.look import LOG
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -109,33 +109,4 @@ def kept_for_backward_chart(mib: Mapping[str, Mapping[int, float]]) -> alt.Chart
         "Causal attention with 8 heads of 64, float32. The textbook keeps the T × T weights for "
         "the way back. With tiles only q, k, v, the outputs and one number a query remain. "
         "Both axes are logarithmic.",
-    )
-
-
-RANK_SHADES = [*SEQUENTIAL[:0:-1], "#FDD0A2", "#FDAE6B", "#F16913", "#8C2D04"]  # blue to brown
-
-
-def routing_chart(histories: Mapping[str, Tensor]) -> alt.FacetChart:
-    """Shares of visits (steps, 8) as stacked areas, a panel for each remedy, the busiest lowest."""
-    rows = []
-    for remedy, history in histories.items():
-        busiest_first = history[-20:].mean(0).argsort(descending=True)
-        for at in range(0, len(history), 5):
-            shares = history[at : at + 5, busiest_first].mean(0)
-            for rank, share in enumerate(shares.tolist()):
-                rows.append({"remedy": remedy, "step": at, "rank": rank + 1, "share": share})
-    chart = alt.Chart(rounded(pd.DataFrame(rows))).mark_area(stroke="white", strokeWidth=0.5)
-    y = alt.Y("share:Q", stack=True, title="share of visits").scale(domain=[0, 1])
-    quarters = "datum.value * 4 % 1 ? '' : format(datum.value, '.2~f')"
-    dashed = {"gridDash": [3, 3], "gridColor": "black", "zindex": 1}
-    y = y.axis(values=[i / 8 for i in range(9)], labelExpr=quarters, **dashed)
-    color = alt.Color("rank:O", legend=None).scale(range=RANK_SHADES)
-    panels = chart.encode(alt.X("step:Q").axis(tickCount=4), y, color, alt.Order("rank:Q"))
-    panels = panels.properties(width=175, height=200)
-    return titled(
-        panels.facet(column=alt.Column("remedy:N", sort=list(histories), title=None)),
-        "In this toy, routing collapses unless it is balanced",
-        "Share of visits to eight experts over 200 steps, means of five; the busiest at the end "
-        "is drawn lowest, and colours are ranks within a panel. Left: a few take all. Middle: the "
-        "penalty evens it out. Right: the bias does, without touching the loss. Dashed: eighths.",
     )
