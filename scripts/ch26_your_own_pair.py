@@ -70,7 +70,7 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # make living MODEL=runs/ruvel                                        # a page that translates
 # ```
 #
-# `ruvel.tsv` has a source, a tab and a target on each line; `python -m scripts.corpora.invented` writes it. `qru` is a free language code. In Python we go the same way, with a smaller model.
+# `ruvel.tsv` has a source, a tab and a target on each line; `python -m scripts.corpora.invented` writes it. `qru` is a free language code. In Python we do the same with a smaller model.
 #
 # ## A language that nobody speaks
 #
@@ -239,7 +239,7 @@ def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
 
 
 # %% [markdown]
-# Our grammar writes one translation, so we count exact ones. The test set is simply the last 200 pairs; two have a twin in training. **Predict.** How many of the 200 will be right?
+# Our grammar writes one translation, so we count exact ones. The test set is the last 200 pairs; two have a twin in training. **Predict.** How many of the 200 will be right?
 
 
 # %%
@@ -317,7 +317,7 @@ assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns
 # | in its usual place | lirel piri kurette viten. | lirel piri Kurette viten. |
 # | first | kurette lirel piri viten. | Kurette lirel piri viten. |
 #
-# We count the outputs that name the thing, and those whose first noun is the true actor. **Predict.** Which of the two does the letter decide, and which the order?
+# For the 99 sentences about a thing we count the outputs that name the object, and those whose first noun is the true actor. **Predict.** Which of the two does the letter decide, and which the order?
 
 
 # %%
@@ -351,7 +351,7 @@ causes = load_record("ruvel-causes")["runs"]
 beside_seeds(mine, [run["crossed"]["a thing"] for run in causes])
 
 # %% [markdown]
-# The letter decides whether the thing is named, in both orders. The order decides most of who acts. We had expected a nearly perfect first row, but a small beginning does harm, too: of all such sentences 40 to 72% are right, with a capital 97 to 100% ([record](../results/ruvel-causes.json)). Seed 1's outputs:
+# The letter decides whether the thing is named, in both orders. The order mostly decides who acts. We had expected a nearly perfect first row, but a small beginning does harm, too: of all such sentences 40 to 72% are right, with a capital 97 to 100% ([record](../results/ruvel-causes.json)). Seed 1's outputs:
 
 # %%
 pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]
@@ -411,7 +411,7 @@ assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
 tuning_chart(record["runs"])
 
 # %% [markdown]
-# *Fifty negations* teach: 56% of the negations are right (mean of eight seeds). But the model forgets: only 16% of the old sentences are right, and 35 to 83% of their translations say *not*. *Fifty others*, as often, do harm, too: 44% stay right. *Mixed* teaches and hardly forgets: 48% of the negations are right, and 96.5 to 98.5% of the old sentences.
+# *Fifty negations* teach: 56% of the negations are right (mean of eight seeds). But the model forgets: 16% of the old sentences are right, and 35 to 83% of their translations say *not*. *Fifty others*, as often, do harm, too: 44% stay right. *Mixed* teaches and hardly forgets: 48% of the negations are right, and 96.5 to 98.5% of the old sentences.
 #
 # What is wrong in the other half? Our answer, *does not brought*, has both common mistakes. Of the wrong outputs 24 to 43% have *does* for *did*, and 53 to 67% a wrong verb or form. All seeds share one fifty. With three others 40 to 60% of the negations are right, and 9 to 56% of the wrong outputs have *does* for *did* ([three seeds](../results/ruvel-causes.json)).
 #
@@ -421,7 +421,7 @@ tuning_chart(record["runs"])
 repeats_chart(load_record("ruvel-controls")["runs"])
 
 # %% [markdown]
-# The *not* comes first: with two copies 96% of the outputs have it, but 25% are right; with ten, 51% (three of the eight seeds; more copies weren't tried).
+# The *not* comes first: with two copies 96% of the outputs have it, but 25% are right; with ten, 51% (three of the eight seeds; more weren't tried).
 #
 # On the command line:
 #
@@ -515,7 +515,7 @@ sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 #
 # With so few, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)).
 #
-# Don't expect Ruvel's 98% of 1,700 real pairs: here the rarest word stem occurs 23 times.
+# Don't expect Ruvel's 98% of 1,700 real pairs: here the rarest stem occurs 23 times.
 #
 # ## Publish it
 #
