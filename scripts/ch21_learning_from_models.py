@@ -497,9 +497,9 @@ by_name = ladder.groupby("name", sort=False).mean()
 (by_name - by_name.loc["chapter 9"]).round(1).drop("chapter 9")
 
 # %% [markdown]
-# *All-mean* and both rows of *widened* lead in every column, though not all by much. Minimum risk and its mean gain on the test of 2016 and lose on that of 2017. Is the risk to blame? Our control isn't fair: it was stopped early (*onward* in [all runs](../docs/ladder.md)).
+# *All-mean* and both rows of *widened* lead in every column, though not all by much. Minimum risk and its mean gain on the test of 2016 and lose on that of 2017. Is the risk to blame? Our control can't say: it was stopped early (*onward* in [all runs](../docs/ladder.md)).
 #
-# A penalty alone moves as much. With 1.4, which validation prefers for it, chapter 9's model has 41.9 and 37.0 (`python -m scripts.evaluate --model models/multi30k-de-en --beam 5 --alpha 1.4`).
+# Another length penalty moves a score as much. With 1.4, which validation prefers for it, chapter 9's model has 41.9 and 37.0 (`python -m scripts.evaluate --model models/multi30k-de-en --beam 5 --alpha 1.4`).
 #
 # What is a mean worth, beside the runs that it is made of?
 
@@ -514,7 +514,7 @@ for run in NAMES["all-mean"]:
 pd.DataFrame(trials).T
 
 # %% [markdown]
-# With a beam the mean beats the best of its five runs, on both tests, in both trials. Greedily on the test of 2017 it lies below the best, by 0.7 and 0.8. Is it the two kinds of run, or their number? We didn't separate them.
+# With a beam the mean beats the best of its five runs, on both tests, in both trials. Greedily on the test of 2017 it lies below the best, by 0.7 and 0.8. Does mixing two kinds help, or averaging more runs? We didn't separate them.
 #
 # ### The tests had a say
 #
@@ -527,7 +527,7 @@ pd.DataFrame(trials).T
 #
 # - Distillation by words puts the teacher's probabilities in the label's place.
 # - Distillation by sequences gains BLEU, though its students predict people's words worse.
-# - Greedy back-translation gained BLEU, drawn showed none; the loss fell nearly alike. Beside sources that say nothing it falls, too, and BLEU is lost.
+# - Greedy back-translation gained BLEU, drawn showed none; the loss fell nearly alike. Beside sources that say nothing it falls, too, while BLEU is lost.
 # - Minimum risk contrasts the model's own attempts. It improves the score that it trains on; judge it by another.
 # - Runs that go on from the same weights can be averaged. The best model here is such a mean.
 #
