@@ -90,7 +90,7 @@ def gates_chart(z: Tensor, curves: Mapping[str, Tensor]) -> alt.TopLevelMixin:
     chart = lines(frame, "z", "y", "function", y_title="what becomes of z", height=180)
     return titled(
         chart,
-        "Below 0, SiLU still has a slope, and ReLU has none",
+        "Below 0 ReLU is flat, and SiLU is not",
         "The gate's curve. SwiGLU multiplies it by a second map of the same input.",
     )
 
