@@ -132,6 +132,8 @@ for norm in (LayerNorm(16, eps=0.0), RMSNorm(16, eps=0.0)):
     print("{}: 3 * x moves it by {:.2f}, x + 3 by {:.2f}".format(type(norm).__name__, *moved))
 
 # %% [markdown]
+# Neither norm notices a longer vector. RMSNorm notices the shift; LayerNorm centres it away.
+#
 # ## SwiGLU
 #
 # > **In short.** ReLU lets a hidden unit through or stops it. In SwiGLU a *gate*, learned from the same input, decides how much of the unit passes.
@@ -508,13 +510,13 @@ def captions() -> tuple[list[list[int]], int]:
 def final_loss(
     change: str, rate: float, seed: int, rows: Sequence[list[int]], vocab: int, steps: int = 120
 ) -> float:
-    """Nats per piece over the last 20 steps, each with 32 of the rows, at this peak rate."""
+    """Nats per piece over the last 20 steps, each with 16 of the rows, at this peak rate."""
     torch.manual_seed(seed)
     rng, model, losses = random.Random(seed), small_model(change, vocab).float(), []
     optimizer = torch.optim.Adam(model.parameters())
     schedule = OneCycleLR(optimizer, rate, steps, pct_start=0.2, cycle_momentum=False)
     for _ in range(steps):
-        ids = pad_rows(rng.sample(rows, 32))  # (B, T+1)
+        ids = pad_rows(rng.sample(rows, 16))  # (B, T+1)
         logits = model(ids[:, :-1]).flatten(0, 1)  # (B·T, V)
         loss = F.cross_entropy(logits, ids[:, 1:].flatten(), ignore_index=PAD)
         optimizer.zero_grad()

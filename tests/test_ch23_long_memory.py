@@ -53,7 +53,7 @@ def latent_reference(layer: LatentAttention, x: Tensor) -> Tensor:
     T, d_k, d_R = len(x), layer.d_k, layer.rotary
     c = x @ layer.compress.weight.T  # (T, d_c)
     c = c / (c.square().mean(-1, keepdim=True) + layer.norm.eps).sqrt() * layer.norm.weight
-    rows = []
+    rows, pairs = [], torch.arange(d_R).view(2, -1).T.flatten()  # i beside i + d_R/2
     for t in range(T):
         answer = []
         for i in range(layer.h):
@@ -63,7 +63,7 @@ def latent_reference(layer: LatentAttention, x: Tensor) -> Tensor:
             for s in range(t + 1):
                 key = layer.expand_key.weight[features] @ c[s]
                 place = layer.place_key.weight @ x[s]
-                turned = q[d_k:] @ shift_matrix(t - s, d_R) @ place  # only the distance counts
+                turned = q[d_k:][pairs] @ shift_matrix(t - s, d_R) @ place[pairs]  # only the distance counts
                 scores.append((q[:d_k] @ key + turned) / math.sqrt(d_k + d_R))
             weights = torch.stack(scores).softmax(0)  # (t + 1,)
             answer.append(weights @ (c[: t + 1] @ layer.expand_value.weight[features].T))
