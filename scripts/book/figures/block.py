@@ -78,7 +78,7 @@ def shared_heads_chart(h: int = 4, groups: int = 2) -> alt.TopLevelMixin:
             diagram.arrow((place, 92), (middle + (place - middle) / 2, 40))
     return titled(
         diagram.chart(),
-        f"{h // groups} neighbouring heads share a key and a value",
+        "Neighbouring heads share a key and a value",
         f"{h} heads of queries in {groups} groups: the cache is {h // groups} times smaller.",
     )
 
