@@ -372,7 +372,7 @@ class LanguageModel(nn.Module):
 
 
 # %% [markdown]
-# That is the whole model: six definitions, sixty lines without their docstrings. And it should be Qwen3. Hugging Face's `transformers` has that model; with the same random weights its logits must be ours. Our parameters stand in the library's order, so a `zip` copies them.
+# That is the whole model: six definitions, sixty lines without docstrings. It should be Qwen3. With the same random weights, Hugging Face's `transformers` must give the same logits. Our parameters stand in the library's order, so a `zip` copies them.
 
 
 # %%
@@ -411,7 +411,7 @@ print(f"{logits.numel():,} logits, from {logits.min():.1f} to {logits.max():.1f}
 print(f"largest difference from Qwen3's: {gap:.0e}")
 
 # %% [markdown]
-# Where `transformers` is installed, as on Colab, the cell compares; elsewhere it shows the difference on record. The rest comes from the library: it computes norms and angles in 32 bits, whatever the model's type. With 64 bits there, too, less than $10^{-12}$ is left (`make audit` tests it).
+# Where `transformers` is installed, as on Colab, the cell compares; elsewhere it shows the difference on record. It comes from the library, which computes norms and angles in 32 bits. With 64 bits there, too, less than $10^{-12}$ is left (`make audit` tests it).
 #
 # ### A case: two layouts
 #
@@ -434,7 +434,7 @@ gap = (pairs - rotated(q) @ rotated(k).mT).abs().max()  # … and another functi
 print(f"the other layout: scores move by up to {gap:.1f}, of {pairs.abs().max():.1f}")
 
 # %% [markdown]
-# Only the comparison. Each layout is right by itself. Weights trained with one and run with the other give nonsense, without an error. Exercise 2 carries weights over.
+# Only the comparison. Each layout is right by itself. But weights of one, run with the other, give nonsense without an error. Exercise 2 carries weights over.
 #
 # ## Outputs that begin at zero
 #
@@ -468,13 +468,13 @@ print(", ".join(f"{' and '.join(name)}: {p:.1%}" for name, p in own.items()))
 assert own["tied", "zeroed"] > 10 * max(p for name, p in own.items() if name != ("tied", "zeroed"))
 
 # %% [markdown]
-# @@ZERO
+# The tied, zeroed model expects the word just read, again. Training must first undo that. An untied model begins with an even guess, 0.1%.
 #
 # ## Which part makes training steadier?
 #
 # > **In short.** Train the model at its best learning rate and at twice that rate. What does the haste cost? Then take one part back to 2017 and ask again.
 #
-# Steadier training should mean that a rate which is too high does less harm. The small model reads the sample corpus's English captions. We exchange one part in every block. **Predict.** Which exchange makes a high rate costlier?
+# If a part makes training steadier, a rate that is too high costs more without it. A small model reads the sample corpus's English captions. **Predict.** Which exchange makes a high rate costlier?
 
 
 # %%
@@ -547,16 +547,46 @@ def at_twice(sweep: pd.DataFrame) -> pd.DataFrame:
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-parts = swept(PARTS)
-figures.rates_chart(parts, "@@T1", "@@C1")
-
-# %%
-# NBVAL_IGNORE_OUTPUT
-starts = pd.concat((parts[parts["part"] == "today"], swept(STARTS[1:])))
-figures.rates_chart(starts, "@@T2", "@@C2")
+live = swept([*PARTS, *STARTS[1:]])
+table = live.pivot(index="part", columns="rate", values="loss")
+haste, best = table[0.04] - table[0.005], table.min(axis=1)
+assert haste["no QK-norm"] > haste["today"]
+assert best["untied, zeroed"] < best["untied"] and best["zeroed"] > best["untied, zeroed"] + 0.2
+table.round(2)
 
 # %% [markdown]
-# @@LIVE
+# Each of these is one run. Eight seeds are on record ([`block-rates.json`](../results/block-rates.json), `python -m scripts.studies.block_rates --save`).
+
+# %%
+again = pd.DataFrame(load_record("block-rates")["runs"])
+means = again.groupby(["part", "rate"], sort=False, as_index=False)["loss"].mean()
+costs = at_twice(again)
+assert costs["at twice"].idxmax() == "no QK-norm" and costs["at twice"][list(PARTS)].max() > 0.3
+figures.rates_chart(
+    means[means["part"].isin(PARTS)],
+    "Twice the best rate costs most without QK-norm",
+    "Loss of the last ten of 60 steps over the peak rate, means of eight seeds.",
+)
+
+# %%
+costs.loc[[*PARTS]].round(2)
+
+# %% [markdown]
+# Without QK-norm twice the best rate costs 0.34 nats, with it 0.14. At the best rate the two are 0.06 apart. So QK-norm steadies training, as claimed. RMSNorm and SwiGLU do not: with LayerNorm or ReLU twice the best rate costs no more.
+#
+# **Predict.** Zeroed outputs let a tied model begin with the wrong word. What do they do to an untied one?
+
+# %%
+tied, untied = (costs["loss"][f"{name}zeroed"] for name in ("", "untied, "))
+assert tied > costs["loss"]["today"] + 0.2 and untied < costs["loss"]["untied"] - 0.2
+figures.rates_chart(
+    means[means["part"].isin(STARTS)],
+    "Zeroed outputs harm the tied model and help the untied one",
+    "The same loss, means of eight seeds. *Today* has tied tables, and outputs that begin at random.",
+)
+
+# %% [markdown]
+# At its own best rate the tied model loses 0.28 nats by zeroed outputs, and the untied one gains 0.28.
 #
 # ## Muon
 #
@@ -614,9 +644,9 @@ print(f"cosine between the last direction and 1/γ: {(Vh[-1] @ unseen).abs():.4f
 #
 # ## On record
 #
-# > **In short.** In a translator, too, some parts matter most when the rate is too high. Judged by BLEU, rotary positions and Muon are ahead of 2017's block alone, and zeroed outputs are behind.
+# > **In short.** In a translator, too, QK-norm matters when the rate is too high. In BLEU, rotary positions and Muon are ahead of 2017's block, and zeroed outputs are behind.
 #
-# [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save`) has chapter 19's translator with one of these parts, or all. It has two layers of width 64, tied tables, and three passes over Multi30k. A sweep gave each row its rate (one seed for each point); three other seeds count. Muon's rate and Adam's, for the tables, move together.
+# [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save`) has chapter 19's translator (tied tables, three passes over Multi30k) with one of these parts, or all. A sweep gave each row its rate, with one seed for each point; three other seeds count. Muon's rate and Adam's, for the tables, move together.
 
 # %%
 OF_THIS_CHAPTER = {  # each row, and the one that it has to beat
@@ -673,7 +703,7 @@ figures.rates_chart(
 costs.loc[["2017", *OF_THIS_CHAPTER]].round(3)
 
 # %% [markdown]
-# *at twice* is what twice the best rate adds to the validation loss. (At its best rate a row's three seeds scatter by 0.03 nats at most.) 2017's block and the one with QK-norm are alike at their common best rate. At twice that rate 2017's loses 0.34 nats and QK-norm 0.05.
+# At their common best rate 2017's block and the one with QK-norm are alike. At twice that rate 2017's loses 0.34 nats, and QK-norm 0.05. Here SwiGLU and rotary positions steady the training, too.
 #
 # **Predict.** Which part alone gains most BLEU at its best rate? And is the whole block better than its best part?
 
@@ -695,22 +725,20 @@ for row, rival in OF_THIS_CHAPTER.items():
     print(verdict_line(row, judged[row], rival))
 
 # %% [markdown]
-# The verdicts are on BLEU, with all nineteen rows of the record tested together.
+# All nineteen rows of the record are tested together.
 #
-# - **Rotary positions** gain 3.0 BLEU, as much as two more passes give 2017's block (30.1, chapter 19's base).
-# - **Zeroed outputs** cost 2.4 @@.
+# - **Rotary positions** gain 3.0 BLEU.
+# - **Zeroed outputs** cost 2.4, with tied tables.
 # - **The block** is 1.4 below rotary positions alone (not tested). Without zeroed outputs it gains 2.5. With Muon, zeroed outputs included, it is another 3.0 higher.
 # - **RMSNorm, SwiGLU, QK-norm, grouped and multi-query attention:** no difference is detected. That they lose nothing isn't shown either: each interval is 1.7 BLEU wide.
-#
-# *What the record can't say:* what these parts do in a large model, or in longer training.
 #
 # ## Summary
 #
 # - RMSNorm is LayerNorm without centring and shift. SwiGLU gates one map of the input by another.
 # - Rotary positions turn queries and keys, so a score sees only the difference of positions.
 # - Grouped queries shrink the cache. QK-norm bounds the scores.
-# - @@
-# - Zeroed outputs make a fresh block the identity. Muon makes a step's singular values nearly equal.
+# - QK-norm makes a rate that is too high cost less: steadier training, as claimed.
+# - Zeroed outputs make a fresh block the identity. They help with untied tables and harm with tied ones. Muon makes a step's singular values nearly equal.
 #
 # ## What these papers did that we don't
 #

@@ -63,7 +63,9 @@ def latent_reference(layer: LatentAttention, x: Tensor) -> Tensor:
             for s in range(t + 1):
                 key = layer.expand_key.weight[features] @ c[s]
                 place = layer.place_key.weight @ x[s]
-                turned = q[d_k:][pairs] @ shift_matrix(t - s, d_R) @ place[pairs]  # only the distance counts
+                turned = (
+                    q[d_k:][pairs] @ shift_matrix(t - s, d_R) @ place[pairs]
+                )  # only the distance counts
                 scores.append((q[:d_k] @ key + turned) / math.sqrt(d_k + d_R))
             weights = torch.stack(scores).softmax(0)  # (t + 1,)
             answer.append(weights @ (c[: t + 1] @ layer.expand_value.weight[features].T))
