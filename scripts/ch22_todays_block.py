@@ -403,7 +403,7 @@ def qwen3_logits(model: LanguageModel, ids: Tensor) -> Tensor:
 torch.manual_seed(0)
 model, ids = LanguageModel(300, 3, 64, h=4, groups=2, width=160), torch.randint(300, (2, 40))
 scramble(model, size=0.2)
-logits, gap = model(ids).detach(), 1e-6  # (B, T, V); on record, with transformers 5.24
+logits, gap = model(ids).detach(), 4e-6  # (B, T, V); on record, with transformers 5.24
 if find_spec("transformers"):
     gap = (qwen3_logits(model, ids) - logits).abs().max().item()
     assert gap < 1e-5
