@@ -58,13 +58,11 @@ from scripts.book.figures.since import (
 from scripts.book.instruments import influence, saved_bytes
 from scripts.book.verdict import verdict_line
 from scripts.ch01_attention import attention, masked_softmax, subsequent_mask
-from scripts.ch02_multi_head_attention import merge_heads, split_heads
+from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch22_todays_block import (
     RIVALS_OF_PARTS,
-    GroupedAttention,
-    OpenAttention,
+    Attention,
     RMSNorm,
-    appended,
     block_means,
     block_verdicts,
     rotated,
@@ -171,25 +169,20 @@ class LatentAttention(nn.Module):
         self.project_output = nn.Linear(d_model, d_model, bias=False)
         self.dropout = nn.Dropout(dropout)
 
-    def remember(self, key: Tensor, value: Tensor, start: int = 0) -> tuple[Tensor, ...]:
-        """What is kept of key (B, S, D): latents (B, 1, S, d_c) and turned keys (B, 1, S, d_R)."""
-        if value is not key:
-            raise ValueError("latent attention makes keys and values of the same vectors")
-        c = self.norm(self.compress(key)).unsqueeze(1)
-        if self.place_key is None:
-            return c, c[..., :0]
-        return c, rotated(self.place_key(key).unsqueeze(1), start)
+    def remember(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
+        """What is kept of x (B, S, D): latents (B, 1, S, d_c) and turned keys (B, 1, S, d_R)."""
+        c = self.norm(self.compress(x)).unsqueeze(1)
+        nothing = self.place_key is None
+        return c, c[..., :0] if nothing else rotated(self.place_key(x).unsqueeze(1), start)
 
-    def look(
-        self, query: Tensor, kept: Sequence[Tensor], mask: Tensor | None = None, start: int = 0
-    ) -> Tensor:
-        """query (B, T, D), whose first token stands at `start`, over what was kept: (B, T, D)."""
+    def look(self, query: Tensor, kept: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+        """query (B, T, D), the last T of the S tokens that were kept; to (B, T, D)."""
         if mask is not None and mask.dim() == 3:
             mask = mask.unsqueeze(1)  # (B, 1, T, S)
         q = split_heads(self.project_query(query), self.h)  # (B, H, T, d_k + d_R)
         q, to_turn = q.split([self.d_k, self.rotary], dim=-1)
         way = self.absorbed if query.size(1) == 1 else self.expanded
-        x = way(q, rotated(to_turn, start), *kept, mask)  # (B, H, T, d_k)
+        x = way(q, rotated(to_turn, kept[0].size(2) - query.size(1)), *kept, mask)  # (B, H, T, d_k)
         return self.project_output(merge_heads(x))
 
     def expanded(
@@ -215,7 +208,9 @@ class LatentAttention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     ) -> Tensor:
         """As in `MultiHeadedAttention`; key and value must be the same tensor."""
-        return self.look(query, self.remember(key, value), mask)
+        if value is not key:
+            raise ValueError("latent attention makes keys and values of the same vectors")
+        return self.look(query, self.remember(key), mask)
 
 
 # %% [markdown]
@@ -229,13 +224,13 @@ torch.testing.assert_close(token_by_token(latent, x), latent(x, x, x, causal))
 
 token, sizes = torch.randn(1, 1, 32), {"h": 4, "d_k": 8, "groups": 2, "latent": 12, "rotary": 4}
 layers = {
-    "multi-head": OpenAttention(4, 32),
-    "grouped-query": GroupedAttention(4, 32, groups=2),
-    "multi-query": GroupedAttention(4, 32, groups=1),
+    "multi-head": Attention(32, h=4, groups=4),
+    "grouped-query": Attention(32, h=4, groups=2),
+    "multi-query": Attention(32, h=4, groups=1),
     "latent": latent,
 }
 for kind, layer in layers.items():
-    kept = sum(part.numel() for part in layer.remember(token, token))
+    kept = sum(part.numel() for part in layer.remember(token))
     assert kept == kept_numbers(**sizes)[kind]
     print(f"{kind}: {kept} numbers a token")
 
@@ -258,17 +253,19 @@ def near_by(T: int, S: int, window: int, device: torch.device | None = None) -> 
     return (place[S - T :, None] - place).abs() < window
 
 
-class WindowedAttention(OpenAttention):
+class WindowedAttention(MultiHeadedAttention):
     """Self-attention in which a position sees only those closer than `window` (Beltagy et al. 2020)."""
 
     def __init__(self, h: int, d_model: int, dropout: float = 0.1, window: int = 4):
         super().__init__(h, d_model, dropout)
         self.window = window
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """As in `OpenAttention`, with everything farther away hidden as well."""
-        near = near_by(q.size(2), k.size(2), self.window, q.device)  # (T, S)
-        return super().mix(q, k, v, near if mask is None else mask & near)
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """As in `MultiHeadedAttention`, with everything farther away hidden as well."""
+        near = near_by(query.size(1), key.size(1), self.window, query.device)  # (T, S)
+        return super().forward(query, key, value, near[None] if mask is None else mask & near)
 
 
 # %% [markdown]
@@ -279,19 +276,18 @@ class WindowedAttention(OpenAttention):
 # %%
 torch.manual_seed(0)
 x, causal = torch.randn(2, 12, 32), subsequent_mask(12)
-local, kept, out = WindowedAttention(4, 32, 0.0, window=3), None, []
-for t, token in enumerate(x.split(1, dim=1)):  # (B, 1, D) each
-    kept = [part[:, :, -3:] for part in appended(kept, local.remember(token, token, t))]
-    out.append(local.look(token, kept, None, t))
+local, out = WindowedAttention(4, 32, 0.0, window=3), []
+for t in range(12):
+    kept = x[:, max(0, t - 2) : t + 1]  # (B, 3, D) at most
+    out.append(local(kept[:, -1:], kept, kept))
 torch.testing.assert_close(torch.cat(out, dim=1), local(x, x, x, causal))
-print(f"kept of 12 tokens: keys and values of {kept[0].size(2)}")
 
 # %% [markdown]
 # **Predict.** With three layers and a window of 3, how far back can the last word see? And if the middle layer is global?
 
 
 # %%
-def reach_of(layers: Sequence[OpenAttention], x: Tensor) -> Tensor:
+def reach_of(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
     """Which of the words x (T, D) reach which outputs of causal layers with residual roads: (T, T) boolean."""
     mask = subsequent_mask(len(x))
 
@@ -304,7 +300,7 @@ def reach_of(layers: Sequence[OpenAttention], x: Tensor) -> Tensor:
 
 
 # %%
-everywhere = OpenAttention(4, 32, 0.0)
+everywhere = MultiHeadedAttention(4, 32, 0.0)
 reaches = {
     "one local layer": reach_of([local], x[0]),
     "three local layers": reach_of([local] * 3, x[0]),
@@ -364,18 +360,22 @@ def recurrent_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat(out, dim=-2)
 
 
-class LinearAttention(OpenAttention):
+class LinearAttention(MultiHeadedAttention):
     """Self-attention with elu + 1 in place of the softmax (Katharopoulos et al. 2020).
 
-    There are no weights to drop or to show: no dropout on them, and nothing in `attn`. Its cache is
-    still all keys and values; `recurrent_attention` is the form that needs M and z alone.
+    There are no weights to drop or to show: no dropout on them, and nothing in `attn`.
     """
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """As in `OpenAttention`; without a mask, in time linear in the length."""
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """As in `MultiHeadedAttention`; without a mask, in time linear in the length."""
+        projects = (self.project_query, self.project_key, self.project_value)
+        inputs = zip(projects, (query, key, value), strict=True)
+        q, k, v = (split_heads(project(x), self.h) for project, x in inputs)  # (B, H, ·, d_k)
         if mask is None:
-            return linear_attention(q, k, v)
-        return masked_linear_attention(q, k, v, mask)
+            return self.project_output(merge_heads(linear_attention(q, k, v)))
+        return self.project_output(merge_heads(masked_linear_attention(q, k, v, mask[:, None])))
 
 
 # %%

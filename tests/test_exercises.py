@@ -20,7 +20,7 @@ from scripts.ch01_attention import attention, masked_softmax
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, split_heads
 from scripts.ch06_training import LabelSmoothing, copy_batches, tiny_model, train_step
 from scripts.ch19_ablations import patient
-from scripts.ch22_todays_block import rotated, rotated_in_halves
+from scripts.ch22_todays_block import rotated, rotated_in_pairs
 from scripts.ch23_long_memory import delta_attention
 from scripts.exercises.ch06 import gradient_of
 
@@ -182,7 +182,7 @@ def test_the_best_size_is_that_of_the_lowest_loss():
 def test_a_half_layout_gives_the_same_scores():
     x, weights = MAPS.flatten(0, 1)[:1].repeat(1, 1, 6), torch.rand(2, 24, 24, dtype=torch.float64)
     scores = []
-    for turn, change in ((rotated, lambda w, h: w), (rotated_in_halves, ours("half_layout"))):
+    for turn, change in ((rotated_in_pairs, lambda w, h: w), (rotated, ours("half_layout"))):
         query, key = (turn(split_heads(x @ change(weight, 3).T, 3)) for weight in weights)
         scores.append(query @ key.mT)
     torch.testing.assert_close(*scores)

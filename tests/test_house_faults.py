@@ -141,12 +141,12 @@ FAULTS = {
     },
     ("ch22_*", "test_ch22_*"): {
         "groups are dealt out in turns": (
-            "x.repeat_interleave(each, dim=1)",
-            "x.repeat(1, each, 1, 1)",
+            "part.repeat_interleave(self.h // self.groups, dim=1)",
+            "part.repeat(1, self.h // self.groups, 1, 1)",
         ),
-        "queries are normed after they are turned": (
-            "(RotaryAttention, NormedAttention)",
-            "(NormedAttention, RotaryAttention)",
+        "keys are normed after they are turned": (
+            "return rotated(k, start), split_heads(",
+            "return self.key_norm(rotated(k, start)), split_heads(",
         ),
     },
     ("ch23_*", "test_ch23_*"): {

@@ -12,7 +12,6 @@ from scripts.book.instruments import scramble
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch06_training import BOS, EOS, Batch
 from scripts.ch07_multi30k import BPETokenizer, Example, encode_pairs, make_batch
-from scripts.ch22_todays_block import token_by_token
 from scripts.core.data import TrainingData
 from scripts.core.settings import PRESETS
 from scripts.corpora.load import load_corpus
@@ -37,15 +36,6 @@ def shaken(layer: nn.Module) -> nn.Module:
     """The layer, its scores far from even, so that a slip shows."""
     scramble(layer, size=0.2)
     return layer
-
-
-def assert_neither_cache_nor_padding_matters(layer: nn.Module) -> None:
-    """Attention over 32 features, token by token and beside padding."""
-    x, causal = torch.randn(1, 6, 32), subsequent_mask(6)
-    torch.testing.assert_close(token_by_token(layer, x), layer(x, x, x, causal))
-    mask, real = padding_mask(torch.tensor([[5, 6, 7, 3, 0, 0]])), x[:, :4]
-    for sees, seen in ((mask, None), (mask & causal, subsequent_mask(4))):
-        torch.testing.assert_close(layer(x, x, x, sees)[:, :4], layer(real, real, real, seen))
 
 
 def random_pairs(count: int, longest: int, vocab: int) -> list[Example]:

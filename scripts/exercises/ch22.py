@@ -26,7 +26,7 @@ def shared_heads(k: Tensor, h: int) -> Tensor:
     "each head keeps its rows: first come the even ones (0, 2, 4, …), then the odd ones",
     "a row has moved into another head: take the halves of each head's d_k features, not of all D",
     lambda weight, h: half_layout(weight, 1),
-    "that is the way back to our layout",
+    "that is the way back to the paper's layout",
     lambda weight, h: weight.unflatten(0, (h, 2, -1)).transpose(1, 2).flatten(0, 2),
 )
 def half_layout(weight: Tensor, h: int) -> Tensor:

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from scripts import ch22_todays_block as ch22
 from scripts.ch04_encoder_decoder import EncoderDecoder, EncoderLayer
 from scripts.ch06_training import PAD, Batch, LabelSmoothing
 from scripts.ch19_ablations import STUDY, StudyRow, drop_positions
@@ -20,6 +19,17 @@ from scripts.ch24_experts import MixtureOfExperts, SparseEncoderLayer, balance_p
 from scripts.core.settings import TrainConfig
 from scripts.studies.rows import one_run
 from scripts.studies.runner import Plan, Run, study_command
+from scripts.studies.surgery import (
+    PartAttention,
+    SquaredReLU,
+    attend_by,
+    exchange,
+    feed_by,
+    gated,
+    norm_by_length,
+    renew,
+    zero_outputs,
+)
 
 BASE = replace(STUDY, epochs=3, dropout=0.0, step="textbook", name="block")
 SHORT, LONG = BASE.epochs, 3 * BASE.epochs
@@ -83,57 +93,50 @@ def leave_padding_out(model: EncoderDecoder) -> None:
             old.size, old.self_attn, old.feed_forward, road.dropout.p, road.norm_first
         )
 
-    ch22.exchange(model, EncoderLayer, sparse)
+    exchange(model, EncoderLayer, sparse)
 
 
-def attends(kind: Callable[..., Any], groups: int | None = None) -> Callable[..., None]:
-    """The step that replaces self-attention."""
-    return partial(ch22.attend_by, kind=kind, groups=groups)
+def attends(
+    kind: Callable[..., Any], groups: int | None = None, across: bool = False
+) -> Callable[..., None]:
+    """The step that replaces self-attention, or cross-attention."""
+    return partial(attend_by, kind=kind, groups=groups, across=across)
 
 
 def feeds(make: Callable[..., Any]) -> Callable[..., None]:
     """The step that replaces feed-forward layers."""
-    return partial(ch22.feed_by, make=make)
+    return partial(feed_by, make=make)
 
 
-def swaps(old: type, kind: Callable[..., Any], **more: Any) -> Callable[..., None]:
-    """The step that replaces attention of exactly the kind `old`, which can be cross-attention."""
-
-    def make(_: str, part: Any) -> Any:
-        return kind(part.h, part.project_query.in_features, part.dropout.p, **more)
-
-    return partial(ch22.exchange, kind=old, make=make)
+def latent_in_decoder(model: EncoderDecoder) -> None:
+    """Latents in the decoder's self-attention; in the encoder's, rotary positions alone."""
+    attend_by(model.encoder, turned)
+    attend_by(model.decoder, latent)
 
 
+turned = partial(PartAttention, rotary=True)
 OLD, NEW = "2017", "today"
 ROWS = {
     OLD: BlockRow(),
-    NEW: BlockRow(ch22.renew),
-    "RMSNorm": BlockRow(ch22.norm_by_length),
-    "SwiGLU": BlockRow(feeds(ch22.gated)),
-    "ReLU²": BlockRow(feeds(ch22.SquaredReLU)),
-    "rotary": BlockRow(attends(ch22.RotaryAttention), drop_positions),
-    "QK-norm": BlockRow(attends(partial(ch22.NormedAttention, groups=BASE.heads))),
-    "zeroed outputs": BlockRow(ch22.zero_outputs),
+    NEW: BlockRow(renew),
+    "RMSNorm": BlockRow(norm_by_length),
+    "SwiGLU": BlockRow(feeds(gated)),
+    "ReLU²": BlockRow(feeds(SquaredReLU)),
+    "rotary": BlockRow(attends(turned), drop_positions),
+    "QK-norm": BlockRow(attends(partial(PartAttention, normed=True))),
+    "zeroed outputs": BlockRow(zero_outputs),
     "Muon": BlockRow(optimizer="muon"),
-    "today, Muon": BlockRow(ch22.renew, optimizer="muon"),
-    "today, not zeroed": BlockRow(
-        attends(ch22.TodaysAttention, 2), feeds(ch22.gated), ch22.norm_by_length, drop_positions
-    ),
-    "grouped-query": BlockRow(attends(ch22.GroupedAttention, 2)),
-    "multi-query": BlockRow(attends(ch22.GroupedAttention, 1)),
+    "today, Muon": BlockRow(renew, optimizer="muon"),
+    "today, not zeroed": BlockRow(partial(renew, zeroed=False)),
+    "grouped-query": BlockRow(attends(PartAttention, 2)),
+    "multi-query": BlockRow(attends(PartAttention, 1)),
     "multi-query, across too": BlockRow(
-        attends(ch22.GroupedAttention, 1),
-        swaps(ch22.OpenAttention, ch22.GroupedAttention, groups=1),
+        attends(PartAttention, 1), attends(PartAttention, 1, across=True)
     ),
-    "latent, decoder alone": BlockRow(
-        attends(ch22.RotaryAttention),
-        lambda model: swaps(ch22.RotaryAttention, latent)(model.decoder),
-        drop_positions,
-    ),
+    "latent, decoder alone": BlockRow(latent_in_decoder, drop_positions),
     "latent": BlockRow(attends(latent), drop_positions),
     "latent, across too": BlockRow(
-        attends(latent), swaps(ch22.OpenAttention, latent, rotary=False), drop_positions
+        attends(latent), attends(partial(latent, rotary=False), across=True), drop_positions
     ),
     "window of 4": BlockRow(attends(partial(WindowedAttention, window=4))),
     "linear attention": BlockRow(attends(LinearAttention)),

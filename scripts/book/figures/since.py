@@ -1,4 +1,4 @@
-"""Drawings of part V: today's block, long memory."""
+"""Drawings of part V: long memory."""
 
 from __future__ import annotations
 
@@ -11,48 +11,6 @@ from scripts.book.charts import lines, long, panels, titled
 from scripts.book.look import LOG
 
 alt, pd = Late("altair"), Late("pandas")
-
-
-def gates_chart(z: Tensor, curves: Mapping[str, Tensor]) -> alt.TopLevelMixin:
-    """What each function makes of z."""
-    frame = pd.DataFrame({"z": z.numpy(), **{name: y.numpy() for name, y in curves.items()}})
-    frame = frame.melt("z", var_name="function", value_name="y")
-    chart = lines(frame, "z", "y", "function", y_title="what becomes of z", height=200)
-    dashed = alt.condition("datum.function == 'ReLU'", alt.value([6, 4]), alt.value([1, 0]))
-    return titled(
-        chart.encode(strokeDash=dashed),
-        "What each lets through",
-        "ReLU's slope jumps at 0. SiLU dips to −0.28 and has a slope nearly everywhere; ReLU² "
-        "begins flat and grows faster than its input. SwiGLU multiplies SiLU's curve by a second "
-        "map, which one axis can't show.",
-    )
-
-
-def sharpness_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
-    """The largest attention weight as the weights of query and key are multiplied."""
-    times = sorted(set(frame["times"]))
-    x = alt.X("times:Q", title="query's and key's weights, times").axis(values=times)
-    look = {"y_title": "largest weight", "points": True, "zero": True, "height": 220}
-    chart = lines(frame, "times", "weight", "attention", **look)
-    return titled(
-        chart.encode(x.scale(domain=[times[0], times[-1]], **LOG)),
-        "QK-norm keeps attention as soft as it was",
-        "The largest weight of each of 32 random words, averaged, as the query's and key's weights "
-        "grow. Without a norm softmax settles on one word; with it the weights' size can't "
-        "sharpen it (their directions can, up to the bound).",
-    )
-
-
-def spectrum_chart(values: Mapping[str, Tensor]) -> alt.TopLevelMixin:
-    """Singular values of several matrices, in order."""
-    table = {name: dict(enumerate(own.tolist(), start=1)) for name, own in values.items()}
-    frame = long(table, "matrix", "direction", "singular value")
-    return titled(
-        lines(frame, "direction", "singular value", "matrix", zero=True, height=220),
-        "Nearly equal steps, from very unequal ones",
-        "Singular values of a real gradient, divided by the largest, and of the step made from it. "
-        "(The last was almost 0.)",
-    )
 
 
 def cache_growth_chart(lengths: Sequence[int], mib: Mapping[str, Sequence[float]]) -> alt.Chart:
