@@ -71,7 +71,6 @@ from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch08_decoding import dropout_off
 from scripts.ch15_looking_inside import (
     HEAD_NUMBERS,
-    KINDS_OF_ATTENTION,
     attention_layers,
     cross_word_weights,
     dossiers,
@@ -129,13 +128,14 @@ def heads_changed(
     with ExitStack() as hooks:
         for layer, chosen in itertools.groupby(heads, itemgetter(0)):
             output = layer.project_output
-            by_head = torch.arange(output.in_features).unflatten(0, (layer.h, -1))  # (H, d_k)
-            features = by_head[[head for _, head in chosen]].flatten()
+            parts = torch.arange(output.in_features).tensor_split(layer.h)  # H of (d_k,)
+            features = torch.cat([parts[head] for _, head in chosen])
             hook = partial(before_output, features=features)
             hooks.enter_context(output.register_forward_pre_hook(hook))
         yield
 
 
+# %%
 def silence(head_outputs: Tensor, output: nn.Linear, features: Tensor) -> Tensor:
     """Heads that say nothing."""
     return torch.zeros_like(head_outputs)
