@@ -99,7 +99,7 @@ class Judge:
         self.ways = {"silent": silence, "noise": noise_beside, "mean": self.mean_instead}
 
     def mean_outputs(self) -> dict[nn.Linear, Tensor]:
-        """The mean input (D,) of each attention's output projection, over all places but padding."""
+        """The mean input (D,) of each attention's output projection over all places but padding."""
         sums, places = defaultdict(float), Counter()
 
         def note(head_outputs: Tensor, output: nn.Linear, _: Tensor, real: Tensor) -> Tensor:
