@@ -372,10 +372,8 @@ def group_costs(lost: Mapping[str, Tensor], tokens: int) -> dict[str, float]:
 
 
 # %%
-lost = {
-    name: changed_losses(model, batch, groups[name], memory=memory) - whole
-    for name in ("best", "worst")
-}
+best, worst = (changed_losses(model, batch, groups[k], memory=memory) for k in ("best", "worst"))
+lost = {"best": best - whole, "worst": worst - whole}
 live = {"part": "our captions", "pairs": len(captions)} | group_costs(lost, batch.ntokens)
 table = pd.DataFrame([live, *load_record("aligners-multi30k")["lost"]]).set_index("part")
 assert table["difference"].iloc[0] > 0 > table["difference"].iloc[1:].max()
