@@ -211,10 +211,10 @@ def map_and_worth_chart(
             alt.X(f"{across}:Q").scale(zero=False).axis(tickCount=5),
             alt.Y(f"{up}:Q", title=f"{up}, nats a token").scale(scale).axis(tickCount=5),
         )
-        text = base.mark_text(dx=-8, align="right", fontSize=12, color=INK).encode(text="label:N")
-        dots = alt.layer(base.mark_circle(size=60, opacity=0.8), text)
+        text = base.mark_text(dx=7, dy=9, align="left", fontSize=12, color=INK)
+        dots = alt.layer(base.mark_circle(size=60, opacity=0.8), text.encode(text="label:N"))
         charts[name] = dots.properties(width=190, height=160)
-    return titled(alt.hconcat(*named(charts)), title, caption)
+    return titled(alt.hconcat(*named(charts)), title, caption, wrap=110)
 
 
 def group_costs_chart(table: pd.DataFrame) -> alt.TopLevelMixin:
