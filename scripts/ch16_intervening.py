@@ -310,7 +310,7 @@ pd.Series(starred).unstack().loc[list(of_kind), [*HEAD_NUMBERS, "AER"]].fillna("
 #
 # **Test 1.** All 24 heads of a kind. **Test 2.** In cross-attention, the four best aligners of each layer; then the four worst.
 #
-# **The control.** Any disturbance may cost something, and one that is twice as long may cost four times as much. So we also leave what the heads say, and add noise to it. In every layer, at every position, the noise is as long (in the residual stream) as what silence would take away there.
+# **The control.** Any disturbance costs something, and a longer one more. So we also leave what the heads say, and add noise to it. In every layer, at every position, the noise is as long (in the residual stream) as what silence would take away there.
 #
 # **Predict.** Where does silence cost more than noise? Which twelve are missed more?
 
@@ -347,11 +347,11 @@ for name, heads in groups.items():
 costs.round(3)
 
 # %% [markdown]
-# **Test 1.** With the encoder silent, no German word sees another, and yet the loss rises by only 0.11. Without cross-attention it rises by 3.19, a hundred times the sum of the worths (0.03 ± 0.04). Noise of the same length costs 0.18. So it isn't the size of the disturbance: the heads stand in for one another.
+# **Test 1.** With the encoder silent, no German word sees another, and yet the loss rises by only 0.11. Without cross-attention it rises by 3.19, far beyond the sum of the worths, 0.03 ± 0.04. Noise of the same length costs 0.18. So it isn't the size of the disturbance: the heads stand in for one another.
 #
 # **Test 2.** Without twelve heads, the best aligners or the worst, the loss rises by 0.20 or 0.15. The sums of their worths are 0.02 and 0.01 (± 0.02 and 0.03), and noise costs 0.05 and 0.07. So bad aligners have stand-ins, too.
 #
-# Which twelve are missed more? Here is the difference of the two costs: on our captions, and from a record on other pairs (`python -m scripts.studies.aligners`).
+# Which twelve are missed more? The difference, on our captions and (`python -m scripts.studies.aligners`) on other pairs:
 
 
 # %%
@@ -374,7 +374,7 @@ assert table["difference"].iloc[0] > 0 > table["difference"].iloc[1:].max()
 group_costs_chart(table)
 
 # %% [markdown]
-# On our captions the good aligners are missed more, by more than two standard errors. A fine story: only good aligners stand in for one another. But on a thousand other pairs, and on each half of them, they are missed *less*. (And our captions had also chosen the groups.) A finding needs a second set of sentences.
+# On our captions the good aligners are missed more, by more than two standard errors. But on a thousand other pairs, and on each half of them, they are missed *less*. (And our captions had also chosen the groups.) A finding needs a second set of sentences.
 #
 # ### Zero, or the mean?
 #
@@ -473,7 +473,7 @@ print(f"both words at once: {both:+.1f}")
 patch_chart(table, words, clean)
 
 # %% [markdown]
-# Two columns stand out. At the first three depths, exchanging "ihrem" alone leaves a toss-up (−0.1); after the last layer it gives −1.3, and "Frau" counts less. Exchanging "Frau" alone never gives *his*. Both words together (at the embeddings) do nearly all that the other sentence does. (One sentence pair, chosen because it works. Meng et al. 2022 looked for facts in this way.)
+# At the first three depths, exchanging "ihrem" alone leaves a toss-up (−0.1); after the last layer it gives −1.3, and "Frau" counts less. Exchanging "Frau" alone never gives *his*. Both words together (at the embeddings) do nearly all that the other sentence does. (One sentence pair, chosen because it works. Meng et al. 2022 looked for facts in this way.)
 #
 # ## Read
 #
@@ -519,7 +519,7 @@ lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read])
 # %% [markdown]
 # The bare embedding repeats the word just read. Look at the column "the": after two layers the model would write *water*, after three it writes *wet*. The German is "über die nasse Wiese": no water there. Is *water* a habit, since dogs in captions often run through water? Or does it come from "nasse"?
 #
-# So we exchange the adjective: by "hohe" (tall), and by "krumme" (crooked), which no training caption holds. And we read after each sublayer of layers 2 and 3. **Predict.** What will the lens show for "krumme", if *water* is a habit?
+# So we exchange the adjective: by "hohe" (tall), and by "krumme" (crooked), which no training caption holds. And we read after each sublayer of layers 2 and 3. A habit would stay.
 
 
 # %%
@@ -544,7 +544,7 @@ for adjective, src in sources.items():
 pd.DataFrame(read_early)
 
 # %% [markdown]
-# It is no habit. With "hohe" *water* is gone, and with the unknown adjective the model turns to *grass*. So *water* comes from "nasse". The adjective arrives with layer 2's cross-attention: for "hohe" the word itself, for "nasse" only something wet. And with layer 3's, *wet* overtakes *water*. Are these two sublayers needed? Reading can't tell. Cutting can:
+# It is no habit: with "hohe" *water* is gone, and with "krumme" the model turns to *grass*. The adjective arrives with layer 2's cross-attention: for "hohe" the word itself, for "nasse" only something wet. And with layer 3's, *wet* overtakes *water*. Are these sublayers needed? Reading can't tell. Cutting can:
 
 # %%
 ends = {adjective: {} for adjective in sources}
