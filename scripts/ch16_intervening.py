@@ -374,7 +374,7 @@ assert table["difference"].iloc[0] > 0 > table["difference"].iloc[1:].max()
 group_costs_chart(table)
 
 # %% [markdown]
-# On our captions the good aligners are missed more, by more than two standard errors. But on a thousand other pairs, and on each half of them, they are missed *less*. (And our captions had also chosen the groups.)
+# On our captions the good aligners are missed more, by more than two standard errors. But on a thousand other pairs, and on each half of them, they are missed *less*. (Our captions had also chosen the groups.)
 #
 # ### Zero, or the mean?
 #
@@ -384,7 +384,7 @@ group_costs_chart(table)
 pd.DataFrame(record["groups"]).set_index("group").drop(columns="heads").round(3)
 
 # %% [markdown]
-# Nowhere, but where all of cross-attention is changed. So 0 isn't harsh, and we keep it. This table, of 1,014 pairs, also repeats both tests: together, silent heads cost 3 to 52 times as much as one by one, noise only 2 to 3 times.
+# Only where all of cross-attention is changed. So 0 isn't harsh, and we keep it. The table, of 1,014 pairs, repeats both tests: silent heads cost together 3 to 52 times what they cost one by one, noise 2 to 3 times.
 #
 # ## Patch
 #
