@@ -1,7 +1,6 @@
 """Chapter 16: silence undone, likelihoods, patched runs, the lens, what weights don't tell."""
 
 import math
-from operator import itemgetter
 
 import pytest
 import torch
@@ -28,6 +27,7 @@ from scripts.ch16_intervening import (
     noise_beside,
     preference,
     reference_losses,
+    silence,
 )
 from scripts.core.models import STUDIED
 from scripts.corpora.captions import aligned_pairs
@@ -55,19 +55,20 @@ def test_a_changed_head_says_what_the_change_makes_of_its_part_until_the_block_e
     changed = mixtures[0].clone()  # head 1 has features 4 to 7, head 3 has 12 to 15
     changed[..., 4:8] *= -2
     changed[..., 12:16] *= -2
-    with heads_changed([(layer, 1), (layer, 3)], lambda said: -2 * said):
+    with heads_changed([(layer, 1), (layer, 3)], lambda said, output, features: -2 * said):
         output = layer(x, x, x)
         assert torch.autograd.grad(output.sum(), x)[0].any()
     torch.testing.assert_close(output, layer.project_output(changed))
-    with pytest.raises(ZeroDivisionError), heads_changed([(layer, 0)], torch.zeros_like):
+    with pytest.raises(ZeroDivisionError), heads_changed([(layer, 0)], silence):
         raise ZeroDivisionError
     assert torch.equal(layer(x, x, x), whole)
 
 
-def test_noise_is_as_long_in_the_stream_as_what_the_head_adds():
-    layer, said = MultiHeadedAttention(h=4, d_model=16, dropout=0.0), torch.randn(2, 5, 4)
-    columns = layer.project_output.weight[:, 8:12]  # those of head 2
-    noise = noise_beside(said, layer, 2) - said
+def test_noise_is_as_long_in_the_stream_as_what_the_heads_add_together():
+    layer, said = MultiHeadedAttention(h=4, d_model=16, dropout=0.0), torch.randn(2, 5, 8)
+    features = torch.tensor([0, 1, 2, 3, 8, 9, 10, 11])  # those of heads 0 and 2
+    noise = noise_beside(said, layer.project_output, features) - said
+    columns = layer.project_output.weight[:, features]
     lengths = [(part @ columns.T).norm(dim=-1) for part in (noise, said)]
     torch.testing.assert_close(*lengths)
     assert not torch.allclose(noise, said)
@@ -104,14 +105,29 @@ def test_a_cost_is_a_change_of_likelihood_with_students_p(judge, trained):
     batch = make_batch(encode_pairs(pairs, trained.tokenizer))
     whole, tokens = reference_losses(trained.model, batch), int((batch.tgt_y != 0).sum())
     for kind, n, h in (("encoder", 1, 0), ("cross", 2, 7)):  # with and without the encoder
-        for change in (torch.zeros_like, study.mean_instead):
-            with heads_changed([(layers[kind][n], h)], change):
-                lost = reference_losses(trained.model, batch) - whole
-            t = lost.mean() / (lost.std() / math.sqrt(3))
-            cost, p = judge.cost([(kind, n, h)], change)
-            assert math.isclose(cost, lost.sum() / tokens, abs_tol=1e-5)
-            assert math.isclose(p, 2 * student.sf(abs(t), 2), rel_tol=1e-2)
+        with heads_changed([(layers[kind][n], h)], silence):
+            lost = reference_losses(trained.model, batch) - whole
+        t = lost.mean() / (lost.std() / math.sqrt(3))
+        cost, p = judge.cost([(kind, n, h)])
+        assert math.isclose(cost, lost.sum() / tokens, abs_tol=1e-5)
+        assert math.isclose(p, 2 * student.sf(abs(t), 2), rel_tol=1e-2)
     assert judge.cost([]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "cross"])
+def test_a_head_says_its_mean_over_all_sentences_without_padding(judge, trained, kind):
+    """However the sentences lie in batches: here each is a batch, and so without padding."""
+    output = attention_layers(trained.model)[kind][1].project_output
+    inputs = []
+    hook = output.register_forward_pre_hook(lambda _, x: inputs.append(x[0].flatten(0, 1)))
+    for pair in PAIRS[:3]:
+        reference_losses(trained.model, make_batch(encode_pairs([pair.texts], trained.tokenizer)))
+    hook.remove()
+    d_k = output.in_features // 8
+    mean = torch.cat(inputs).mean(0)[2 * d_k : 3 * d_k]
+    features = torch.arange(2 * d_k, 3 * d_k)
+    said = judge.mean_instead(torch.zeros(2, 5, d_k), output, features)
+    torch.testing.assert_close(said, mean.expand(2, 5, d_k))
 
 
 def test_the_study_measures_each_head_and_each_group(judge, monkeypatch):
@@ -119,13 +135,14 @@ def test_the_study_measures_each_head_and_each_group(judge, monkeypatch):
     some = every_head(judge.model)[-9:]  # a head of one layer, and all of the next
     monkeypatch.setattr(study, "every_head", lambda model: some)
     rows = study.worth_of_each(judge)
-    layers = study.worth_of_groups(judge, itemgetter(0, 1))
     assert [(r["kind"], r["layer"] - 1, r["head"] - 1) for r in rows] == some
     assert (rows[5]["silent"], rows[5]["silent p"]) == judge.cost([some[5]])
-    assert rows[5]["mean"] == judge.cost([some[5]], study.mean_instead)[0]
+    assert rows[5]["mean"] == judge.cost([some[5]], judge.mean_instead)[0]
     assert rows[5]["noise"] not in (rows[5]["silent"], rows[5]["mean"], 0)
-    assert layers[0]["silent"] == rows[0]["silent"] and layers[1]["heads"] == 8
-    assert layers[1]["silent"] == judge.cost(some[1:])[0]
+    (group,) = study.worth_of_groups(judge, {"layer": some[1:]}, rows)
+    assert group["silent, together"] == judge.cost(some[1:])[0]
+    total = sum(row["silent"] for row in rows[1:])
+    assert math.isclose(group["silent, one by one"], total, abs_tol=1e-5)
 
 
 def test_groups_of_aligners_and_what_they_cost():

@@ -95,7 +95,7 @@ FAULTS = {
         ),
     },
     ("ch16_*", "test_ch16_*"): {
-        "another head is changed": ("parts[head] = change", "parts[head - 1] = change"),
+        "another head is changed": ("[parts[head] for", "[parts[head - 1] for"),
         "noise is as long as the head's words, not as their sum": (
             "noise * lengths[0] / lengths[1]",
             "noise",

@@ -6,20 +6,15 @@ are silenced together: on the whole validation split, and on each half of it.
 
 from typing import Any
 
-from scripts.ch15_looking_inside import cross_word_weights, error_rates, look_at
-from scripts.ch16_intervening import aligners, group_costs
+from scripts.ch16_intervening import group_costs
 from scripts.core.models import Trained
-from scripts.corpora.captions import aligned_pairs
-from scripts.studies.heads import Judge
+from scripts.studies.heads import Judge, caption_aligners
 from scripts.studies.subject import Corpus, StudyOptions, subject_command
 
 
 def silence_aligners(trained: Trained, corpus: Corpus, options: StudyOptions) -> dict[str, Any]:
     """All that the record says: the groups, and a row for each part of the split."""
-    captions = aligned_pairs()
-    looks = [look_at(trained, *pair.texts) for pair in captions]
-    words = [cross_word_weights(*pair, "writing") for pair in zip(looks, captions, strict=True)]
-    groups = aligners(error_rates(captions, words))
+    groups = caption_aligners(trained)
     val = corpus["val"][: options.sentences]
     parts = {"validation": val, "its even lines": val[::2], "its odd lines": val[1::2]}
     rows = []

@@ -1,27 +1,30 @@
 """The numbers and the worth of every head, chapters 15 and 16: `python -m scripts.studies.heads`.
 
 The numbers of each head over the validation split; and how much less likely the references become,
-under teacher forcing, if a head is silent, says its mean, or speaks through noise, and if all heads
-of a layer or of a kind are changed. And IBM Model 1's links for our captions.
+under teacher forcing, if a head is silent, has noise beside it, or says its mean; and if a group of
+heads is changed together. And IBM Model 1's links for our captions.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from operator import itemgetter
 from typing import Any
 
 import pandas as pd
 import torch
 from scipy.stats import ttest_1samp
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from scripts import ch15_looking_inside as ch15
+from scripts.ch04_encoder_decoder import EncoderDecoder
+from scripts.ch06_training import PAD
 from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch08_decoding import dropout_off, until_end
-from scripts.ch16_intervening import changed_losses, every_head, noise_beside
+from scripts.ch16_intervening import aligners, changed_losses, every_head, noise_beside, silence
 from scripts.core.models import Trained
 from scripts.corpora.captions import AlignedPair, aligned_pairs
 from scripts.fast.searching import cached_greedy
@@ -29,14 +32,9 @@ from scripts.fast.translating import search_rows
 from scripts.studies.subject import Corpus, Pairs, StudyOptions, Texts, encoded, subject_command
 
 Head = tuple[str, int, int]  # its kind, its layer and its number, from 0
+Change = Callable[[Tensor, nn.Linear, Tensor], Tensor]  # as `heads_changed` wants it
 
 BATCH = 100  # sentences of similar length
-WAYS = ("silent", "mean", "noise")  # how a head is changed
-
-
-def mean_instead(head_output: Tensor) -> Tensor:
-    """A head's mean over the batch, at each of its places (B, T, d_k)."""
-    return head_output.mean((0, 1)).expand_as(head_output)
 
 
 def word_translation(
@@ -80,6 +78,11 @@ def model_1_links(pairs: Pairs, aligned: Sequence[AlignedPair]) -> list[str]:
     return lines
 
 
+def heads_by_kind(model: EncoderDecoder) -> dict[str, list[Head]]:
+    """All heads, kind by kind."""
+    return {kind: list(heads) for kind, heads in groupby(every_head(model), itemgetter(0))}
+
+
 class Judge:
     """How likely a model finds the references of some pairs, with some of its heads changed."""
 
@@ -88,24 +91,39 @@ class Judge:
         starts = range(0, len(examples), BATCH)
         self.model = trained.model
         self.batches = [make_batch(examples[i : i + BATCH]).to(trained.device) for i in starts]
-        self.layers = ch15.attention_layers(self.model)
         self.tokens = sum(batch.ntokens for batch in self.batches)
         with dropout_off(self.model), torch.no_grad():
             self.memories = [self.model.encode(b.src, b.src_mask) for b in self.batches]
         self.whole = self.losses([])
+        self.means = self.mean_outputs()
+        self.ways = {"silent": silence, "noise": noise_beside, "mean": self.mean_instead}
 
-    def losses(
-        self, heads: Sequence[Head], change: Callable[[Tensor], Tensor] = torch.zeros_like
-    ) -> Tensor:
+    def mean_outputs(self) -> dict[nn.Linear, Tensor]:
+        """The mean input (D,) of each attention's output projection over all places but padding."""
+        sums, places = defaultdict(float), Counter()
+
+        def note(head_outputs: Tensor, output: nn.Linear, _: Tensor, real: Tensor) -> Tensor:
+            sums[output] = sums[output] + head_outputs[real].sum(0)
+            places[output] += int(real.sum())
+            return head_outputs
+
+        for (kind, heads), batch in product(heads_by_kind(self.model).items(), self.batches):
+            real = (batch.src if kind == "encoder" else batch.tgt_y) != PAD  # (B, T)
+            changed_losses(self.model, batch, heads, partial(note, real=real))
+        return {output: total / places[output] for output, total in sums.items()}
+
+    def mean_instead(self, head_outputs: Tensor, output: nn.Linear, features: Tensor) -> Tensor:
+        """The heads' means over the split, at each of their places (B, T, n · d_k)."""
+        return self.means[output][features].expand_as(head_outputs)
+
+    def losses(self, heads: Sequence[Head], change: Change = silence) -> Tensor:
         """Each pair's loss in nats (n,), while some heads are silent or changed otherwise."""
         moved = any(kind == "encoder" for kind, _, _ in heads)  # else the memories stay
         memories = [None] * len(self.batches) if moved else self.memories
         pairs = zip(self.batches, memories, strict=True)
         return torch.cat([changed_losses(self.model, b, heads, change, m) for b, m in pairs])
 
-    def cost(
-        self, heads: Sequence[Head], change: Callable[[Tensor], Tensor] = torch.zeros_like
-    ) -> tuple[float, float]:
+    def cost(self, heads: Sequence[Head], change: Change = silence) -> tuple[float, float]:
         """What is lost in nats a token, and the p of a t test over the pairs' losses."""
         difference = (self.losses(heads, change) - self.whole).double()
         p = float(ttest_1samp(difference, 0).pvalue) if difference.any() else 1.0
@@ -113,26 +131,39 @@ class Judge:
 
 
 def worth_of_each(judge: Judge) -> list[dict[str, Any]]:
-    """A row for each head: what silence, its mean and noise cost."""
+    """A row for each head: what silence, noise and its mean cost."""
     rows = []
     for chosen in tqdm(every_head(judge.model), desc="heads"):
         kind, n, h = chosen
-        noise = partial(noise_beside, layer=judge.layers[kind][n], head=h)
         row = {"kind": kind, "layer": n + 1, "head": h + 1}
-        for way, change in zip(WAYS, (torch.zeros_like, mean_instead, noise), strict=True):
+        for way, change in judge.ways.items():
             row[way], row[f"{way} p"] = judge.cost([chosen], change)
         rows.append(row)
     return rows
 
 
-def worth_of_groups(judge: Judge, by: Callable[[Head], Any]) -> list[dict[str, Any]]:
-    """What is lost when all heads of a layer, or of a kind, are silent, or say their means."""
-    rows = []
-    for _, group in groupby(every_head(judge.model), by):
-        heads = list(group)
-        costs = {"silent": judge.cost(heads)[0], "mean": judge.cost(heads, mean_instead)[0]}
-        rows.append({"kind": heads[0][0], "layer": heads[0][1] + 1, "heads": len(heads)} | costs)
-    return rows
+def worth_of_groups(
+    judge: Judge, groups: Mapping[str, Sequence[Head]], rows: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """What each group's heads cost together, and one by one: the sum of their `rows`."""
+    alone = dict(zip(every_head(judge.model), rows, strict=True))
+    costs = []
+    for name, heads in groups.items():
+        row = {"group": name, "heads": len(heads)}
+        for way, change in judge.ways.items():
+            row[f"{way}, one by one"] = round(sum(alone[head][way] for head in heads), 5)
+            row[f"{way}, together"] = judge.cost(heads, change)[0]
+        costs.append(row)
+    return costs
+
+
+def caption_aligners(trained: Trained) -> dict[str, list[Head]]:
+    """The four heads of each layer of cross-attention that align our captions best, or worst."""
+    captions = aligned_pairs()
+    looks = [ch15.look_at(trained, *pair.texts) for pair in captions]
+    pairs = zip(looks, captions, strict=True)
+    words = [ch15.cross_word_weights(look, pair, "writing") for look, pair in pairs]
+    return aligners(ch15.error_rates(captions, words))
 
 
 def mean_numbers(looks: Sequence[ch15.Look]) -> dict[str, Tensor]:
@@ -165,6 +196,8 @@ def inspect_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
     torch.manual_seed(0)  # noise
     judge = Judge(trained, val)
     heads = worth_of_each(judge)
+    groups = heads_by_kind(trained.model) | caption_aligners(trained)
+    costs = worth_of_groups(judge, groups, heads)
     for (kind, number, head), row in zip(every_head(trained.model), heads, strict=True):
         row |= by_name(numbers[kind][number, head])
     return {
@@ -173,8 +206,7 @@ def inspect_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
         "loss": round(judge.whole.sum().item() / judge.tokens, 5),
         "heads": heads,
         "even": {kind: by_name(numbers[0, 0]) for kind, numbers in even.items()},
-        "layers": worth_of_groups(judge, itemgetter(0, 1)),
-        "kinds": worth_of_groups(judge, itemgetter(0)),
+        "groups": costs,
         "ibm_model_1": {
             "trained_on": len(corpus["train"]) + len(captions),
             "links": model_1_links(corpus["train"], captions),

@@ -75,21 +75,30 @@ DECODER_SHARES = ("same place", "previous", "separator")  # what lies ahead is m
 
 
 def head_shares_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
-    """The shares of every head, one panel a kind; above them what even attention gives."""
-    look = {"domain": (0, 0.6), "cell": 27, "numbers": True, "value_title": "share"}
+    """The shares of every head of self-attention, one panel a kind; above, what is even.
+
+    A number stands where a head gives more than twice the even share.
+    """
     maps = {}
-    for kind, even in record["even"].items():
-        rows = [row for row in record["heads"] if row["kind"] == kind]
-        shares = DECODER_SHARES if kind == "decoder" else SHARES
-        names = ["even", *(f"{row['layer']}.{row['head']}" for row in rows)]
-        matrix = [[row[share] for share in shares] for row in (even, *rows)]
+    for kind, shares in {"encoder": SHARES, "decoder": DECODER_SHARES}.items():
+        even = record["even"][kind]
+        rows = [even, *(row for row in record["heads"] if row["kind"] == kind)]
+        names = ["even", *(f"{row['layer']}.{row['head']}" for row in rows[1:])]
+        matrix = [[row[share] for share in shares] for row in rows]
+        texts = [
+            [f"{row[s]:.2f}" if row is even or row[s] > 2 * even[s] else "" for s in shares]
+            for row in rows
+        ]
+        look = {"texts": texts, "domain": (0, 0.6), "cell": 27, "value_title": "share"}
         maps[kind] = heatmap(matrix, names, shares, **look)
     return titled(
         alt.hconcat(*named(maps)),
-        "Four encoder heads look at the previous token; few heads at a separator",
+        "Four encoder heads look at the previous token; two decoder heads at <s>",
         "Mean weight by target, for each layer.head. The top line is what even attention over the "
-        "same sentences gives. Darker than that line: preferred. The decoder can't see the next "
-        "token; <s> is its separator, and only the later half of the queries is counted.",
+        "same sentences gives; numbers stand where a head gives more than twice that. The decoder "
+        "can't see the next token; <s> is its separator, and only the later half of the queries is "
+        "counted.",
+        wrap=70,
     )
 
 
@@ -105,6 +114,8 @@ def links_over_maps(maps: Mapping[str, Tensor], pair: Any) -> alt.TopLevelMixin:
         {"row": j, "column": i, "link": "sure" if (i, j) in pair.sure else "possible"}
         for i, j in sorted(pair.possible)
     ]
+    colors = {"sure": PALETTE[1], "possible": GREY}
+    colors = {link: colors[link] for link in colors if any(x["link"] == link for x in links)}
     look = {"domain": (0, 1), "cell": 30, "value_title": "weight", "numbers": False}
     charts, hits = {}, {}
     for moment, weights in maps.items():
@@ -113,7 +124,7 @@ def links_over_maps(maps: Mapping[str, Tensor], pair: Any) -> alt.TopLevelMixin:
         frames = frames.encode(
             alt.X("column:O", title=None),
             alt.Y("row:O", title=None),
-            alt.Stroke("link:N").scale(domain=["sure", "possible"], range=[PALETTE[1], GREY]),
+            alt.Stroke("link:N").scale(domain=list(colors), range=list(colors.values())),
         )
         hits[moment] = sum(
             (i, j) in pair.possible for j, i in enumerate(weights.argmax(-1).tolist())
@@ -176,7 +187,7 @@ def worth_chart(rows: Sequence[dict], passed: Sequence[bool], pairs: int) -> alt
         )
     return titled(
         alt.vconcat(*named(maps)),
-        f"{sum(passed)} of {len(rows)} heads are worth something, and none is worth much",
+        f"{sum(passed)} of {len(rows)} heads pass the test, and none is worth much",
         "What is lost when one head is silent: change of −log p of the reference, in thousandths "
         f"of a nat a token; blue: the reference becomes less likely. {pairs:,} validation pairs. "
         "A star: passes a test of all 72 at once.",
@@ -184,40 +195,50 @@ def worth_chart(rows: Sequence[dict], passed: Sequence[bool], pairs: int) -> alt
 
 
 def map_and_worth_chart(
-    panels: Mapping[str, pd.DataFrame], title: str, caption: str
+    panels: Mapping[str, pd.DataFrame], labelled: Sequence[str], title: str, caption: str
 ) -> alt.TopLevelMixin:
-    """Dots in panels: each frame's first column is across, its second up."""
+    """Dots in panels: each frame's first column is across, its second up, on one scale for all.
+
+    The index names the dots; those `labelled` bear the last word of their name.
+    """
+    ups = [frame.iloc[:, 1] for frame in panels.values()]
+    scale = alt.Scale(domain=[min(map(min, ups)), max(map(max, ups))], nice=True)
     charts = {}
     for name, frame in panels.items():
         across, up = frame.columns
-        dots = alt.Chart(rounded(frame, 5)).mark_circle(size=60, opacity=0.8)
-        charts[name] = dots.encode(
+        label = [dot.split()[-1] if dot in labelled else "" for dot in frame.index]
+        base = alt.Chart(rounded(frame, 5).assign(label=label)).encode(
             alt.X(f"{across}:Q").scale(zero=False).axis(tickCount=5),
-            alt.Y(f"{up}:Q", title=f"{up}, nats a token").scale(zero=False).axis(tickCount=5),
-        ).properties(width=190, height=160)
-    return titled(alt.hconcat(*named(charts)), title, caption)
+            alt.Y(f"{up}:Q", title=f"{up}, nats a token").scale(scale).axis(tickCount=5),
+        )
+        text = base.mark_text(dx=7, dy=9, align="left", fontSize=12, color=INK)
+        dots = alt.layer(base.mark_circle(size=60, opacity=0.8), text.encode(text="label:N"))
+        charts[name] = dots.properties(width=190, height=160)
+    return titled(alt.hconcat(*named(charts)), title, caption, wrap=110)
 
 
 def group_costs_chart(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """What is lost without the best and without the worst aligners, a row for each set of pairs.
+    """What the best aligners cost more than the worst, ± 2 errors, a row for each set of pairs.
 
-    `table` has the columns pairs, best and worst; its index names the sets.
+    `table` has the columns pairs, difference and error; its index names the sets.
     """
-    frame = table.set_index(table.index + ": " + table["pairs"].astype(str) + " pairs")
-    order, costs = list(frame.index), frame[["best", "worst"]].rename_axis("row").reset_index()
-    base = alt.Chart(rounded(costs)).encode(row_axis("row", order))
-    scale = alt.Scale(zero=False, padding=12)
-    bar = base.mark_rule(color=GREY).encode(alt.X("best:Q", scale=scale), x2="worst:Q")
-    dots = base.transform_fold(["best", "worst"], ["silent", "cost"]).mark_circle(
-        size=110, opacity=1
-    )
-    x = alt.X("cost:Q", title="lost, nats a token").scale(scale).axis(tickCount=5)
-    dots = dots.encode(x, colored("silent", {"best": PALETTE[0], "worst": PALETTE[1]}))
+    frame = table[["pairs", "difference", "error"]].rename_axis("part").reset_index()
+    frame["row"] = frame["part"] + ": " + frame["pairs"].map("{:,} pairs".format)
+    frame["low"] = frame["difference"] - 2 * frame["error"]
+    frame["high"] = frame["difference"] + 2 * frame["error"]
+    base = alt.Chart(rounded(frame)).encode(row_axis("row", list(frame["row"])))
+    x = alt.X("difference:Q", title="lost without the best minus lost without the worst, nats")
+    zero = alt.Chart(pd.DataFrame({"x": [0]})).mark_rule(color=GREY, strokeDash=[4, 3])
+    layers = [
+        zero.encode(x="x:Q"),
+        base.mark_rule(color=PALETTE[0], strokeWidth=2).encode(alt.X("low:Q"), x2="high:Q"),
+        base.mark_circle(size=110, opacity=1, color=PALETTE[0]).encode(x.axis(tickCount=6)),
+    ]
     return titled(
-        alt.layer(bar, dots).properties(width=400, height=alt.Step(32)),
+        alt.layer(*layers).properties(width=400, height=alt.Step(32)),
         "On our captions the good aligners are missed more, elsewhere the bad ones",
         "Twelve heads of cross-attention silent together: the four best aligners of each layer, or "
-        "the four worst, by their AER on our captions.",
+        "the four worst, by their AER on our captions. Bars: two standard errors to each side.",
     )
 
 
