@@ -495,7 +495,7 @@ def small_model(change: str, vocab: int) -> LanguageModel:
 
 # %%
 PARTS = ("today", "no QK-norm", "LayerNorm", "ReLU")
-STARTS = ("today", "zeroed", "untied", "untied, zeroed")
+AT_START = ("today", "zeroed", "untied", "untied, zeroed")
 RATES = (0.005, 0.01, 0.02, 0.04)
 
 
@@ -547,7 +547,7 @@ def at_twice(sweep: pd.DataFrame) -> pd.DataFrame:
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-live = swept([*PARTS, *STARTS[1:]])
+live = swept([*PARTS, *AT_START[1:]])
 table = live.pivot(index="part", columns="rate", values="loss")
 haste, best = table[0.04] - table[0.005], table.min(axis=1)
 assert haste["no QK-norm"] > haste["today"]
@@ -580,7 +580,7 @@ costs.loc[[*PARTS]].round(2)
 tied, untied = (costs["loss"][f"{name}zeroed"] for name in ("", "untied, "))
 assert tied > costs["loss"]["today"] + 0.2 and untied < costs["loss"]["untied"] - 0.2
 figures.rates_chart(
-    means[means["part"].isin(STARTS)],
+    means[means["part"].isin(AT_START)],
     "Zeroed outputs harm the tied model and help the untied one",
     "The same loss. “today” has tied tables, and outputs that begin at random.",
 )
