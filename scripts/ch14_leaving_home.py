@@ -381,9 +381,9 @@ for i in (0, 1, 4):
     print(f"right:  {texts[i]}\ntheirs: {tokenizer.decode(spoiled[i])}")
 
 # %% [markdown]
-# The words are English: one suspects the training.
+# The words are English, the sentences aren't right. Ours had the same weights and the same function.
 #
-# **Suspects.** (a) The weights. (b) An operation. (c) The sizes: R, S or T. (d) Something that the example fixed.
+# **Suspects.** (a) The weights. (b) An operation. (c) The sizes: R, S or T. (d) An input.
 #
 # **Instrument.** Give the graph and our module the same random inputs, and compare what they return. `step_gap` does it, for given sizes and a given position.
 
@@ -412,12 +412,11 @@ for change in ({}, {"R": 7}, {"R": 1}, {"S": 40}, {"T": 4}, {"position": 4}):
     print(f"{change or 'as exported'}: {'equal' if gap < 1e-4 else 'different'}")
 
 # %% [markdown]
-# Only a new position makes their graph differ.
+# Only at a new position do graph and module differ.
 #
-# - (c) is cleared: other sizes change nothing.
-# - (d): with R = 7 each input but the position has new values, and nothing changes. The position remains.
-# - (b): an operation that reads the position remains.
-# - (a): of the weights, a new position changes only which row of the table of positions is read. Rows other than 2 remain.
+# - *As exported*: what is wrong isn't wrong everywhere.
+# - *R, S, T*: (c) is cleared. With R = 7 every input but the position has new values, so of (d) the position remains.
+# - *position*: an operation that reads it (b), or a row of the table of positions other than 2 (a).
 #
 # We vary position and T:
 
@@ -428,14 +427,14 @@ assert all(step_gap(our_step, model, p, T=T) < 1e-4 for T in range(6) for p in r
 equal_chart(equal)
 
 # %% [markdown]
-# In a translation the position is T (framed). So only the third step is right, and its past comes from wrong steps. Three explanations are left. The graph looks up the wrong row (b), the right row with wrong numbers (a), or always row 2 (d). Its list of inputs decides:
+# In a translation the position is T. So only the third step is right, and its past comes from wrong steps. (Eight texts survive: a wrong step may still choose the right token.) Three explanations are left. The graph looks up the wrong row (b), the right row with wrong numbers (a), or always row 2 (d). Its list of inputs decides:
 
 # %%
 print("their graph's inputs:", *(part.name for part in theirs.graph.input))
 print("position in their example:", example["position"])
 
 # %% [markdown]
-# **Culprit.** (d): the graph has no input for a position. Their example has a number where `step_example` has a tensor. A Python number becomes a constant in the graph. For √d_k that is right. For a position it is wrong: every token stands at position 2. Their host hid this: it passes only what the graph has inputs for. Ours passes everything, and is refused:
+# **Culprit.** (d): the graph has no input for a position. Their example has a number where `step_example` has a tensor. A Python number becomes a constant in the graph. Right for √d_k, wrong for a position: every token stands at position 2. Their host hid this: it passes only what the graph has inputs for. Ours passes everything, and is refused:
 
 # %%
 with export.refused(shows="position"):
@@ -452,7 +451,7 @@ with export.refused(shows="position"):
 #
 # - Self-attention has one matrix (3D, D) for query, key and value, cross-attention one (2D, D) for key and value.
 # - Attention and feed-forward each own the LayerNorm of their sublayer; our `weight` and `bias` are its `gamma` and `beta`.
-# - Its own table of positions counts from 1, and has all sines before all cosines. So we give it ours.
+# - It has another table of positions, so we give it ours.
 # - It multiplies embeddings by √D itself, so it gets `lut.weight` without that factor.
 #
 # `fill_layer` (in `scripts/fast/export.py`) sees to the first two, `filled_spec` to the others.
@@ -524,7 +523,7 @@ scores = [result.scores[0] for result in results]
 assert np.allclose(scores, [h[0].score(alpha=0.6) for h in beams], atol=1e-3)
 
 # %% [markdown]
-# Its defaults aren't ours: a beam of 2, α = 1, and at least one token before `</s>`. `patience=2` makes it wait for twice as many finished texts. **Predict.** How many of forty texts does each setting change? Can forbidding the *empty* text change any?
+# Its defaults aren't ours: a beam of 2, α = 1, and at least one token before `</s>`. We also try `patience=2`: it waits for twice as many finished texts. **Predict.** How many of forty texts does each change, alone? Can forbidding the *empty* text change any?
 
 # %%
 settings = {"beam_size": 2, "length_penalty": 1, "min_decoding_length": 1, "patience": 2}
@@ -544,7 +543,7 @@ for i in (4, 32):
     assert tokenizer.decode(best_of(answer)) == texts[i]  # waiting finds greedy decoding's
 
 # %% [markdown]
-# Five, one, two and two. Our search ends at four finished texts (chapter 8), however bad, and both times one of them is empty. Forbid it, or wait for eight, and the search goes on to a better text. Waiting finds what greedy decoding wrote.
+# Our search ends at four finished texts (chapter 8), however bad; both times one of them is empty. Without it the search goes on until another fills its place: much better in text 4, hardly in 32. Waiting for eight finds, in both, what greedy decoding wrote.
 #
 # ## In the browser
 #
