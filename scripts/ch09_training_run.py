@@ -75,7 +75,7 @@ from scripts.core.settings import PRESETS, TrainConfig, build_model, learning_ra
 #
 # > **In short.** The model goes 18 times through 29,000 captions, and noise becomes a translator.
 #
-# This repeats the training of chapter 0's translator, *the shipped model*, on one thread of a CPU, with each epoch's weights kept. The code is newer, so the bits differ. The settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU, from 0 to 100, counts the sequences of one to four words that translations share with references ([chapter 10](ch10_judging.ipynb)). **Predict.** Its steps took 26 minutes. After how many had it half of its final BLEU?
+# This repeats the training of chapter 0's translator, *the shipped model*, on one thread of a CPU, with each epoch's weights kept. The code is newer, so the bits differ. The settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU, from 0 to 100, counts the sequences of one to four words that translations share with references ([chapter 10](ch10_judging.ipynb)). **Predict.** The run's steps took 26 minutes. After how many minutes had it half of its final BLEU?
 
 # %%
 record, epochs_record = load_record("multi30k-de-en"), load_record("epochs-multi30k")
@@ -541,7 +541,7 @@ print(f"{split}, {len(sources):,} captions: BLEU {score:.1f}")
 #
 # > **In short.** BLEU falls by 2.5 points while both losses fall. Greedy outputs grow, some caught in loops; the loss reads only references, so never sees them.
 #
-# **Symptom.** In epochs 5 and 11 BLEU falls and outputs grow, to 1.10 and 1.12 of the references' length (`length_ratio`). `loops` counts outputs (of 1,014) that say the same four times in a row; `bleu_cut` cuts each after one copy. `end_loss` is the unsmoothed validation loss at `</s>`.
+# **Symptom.** In epochs 5 and 11 BLEU falls and outputs grow, to 1.10 and 1.12 of the references' length (`length_ratio`). `loops` counts outputs (of 1,014) that repeat a word or phrase four times in a row; `bleu_cut` is the BLEU with each loop cut after its first copy. `end_loss` is the unsmoothed validation loss at `</s>`.
 
 # %%
 fall, chance = epochs_record["fall"], epochs_record["fall"]["difference"]
@@ -554,13 +554,14 @@ history.loc[[4, 5, 10, 11, 12], [*columns, "val_bleu", "shipped_bleu"]].round(2)
 # **Suspects.**
 #
 # - *Forgotten endings*: no. After a reference's words the model ends as surely as before (`end_loss`).
-# - *Chance of captions*: hardly. The interval excludes 0, though we chose the deepest of 17 changes. The shipped run, on the same batches, has its deepest here, too: −3.2. Three [GPU runs](../results/gpu-small-1.json), on other batches, rise here.
+# - *Chance of captions*: the interval doesn't exclude it, as we chose the deepest of 17 changes.
+# - *Chance of this run*: no. The shipped run, on the same batches, has its deepest fall here, too: −3.2. Three [GPU runs](../results/gpu-small-1.json), on other batches, never fall by more than 1.3.
 # - *Greedy decoding*: in part. A beam's BLEU doesn't fall, but its outputs grow, too.
 #
-# Left:
+# Two are left:
 #
-# - *Dropout*: an unlucky draw.
-# - *The last steps*: special batches.
+# - *Dropout*: it drew unluckily.
+# - *The last steps*: their batches were special.
 #
 # **Instrument.** Read an output that grew, train the epoch again, and translate after every fifth step.
 
@@ -573,11 +574,9 @@ title = "Outputs grow and BLEU falls by 3.7 in 15 steps; five steps later it is 
 fall_chart(fall, steady, title, start=start, end=end)
 
 # %% [markdown]
-# The output is caught in a loop. Cut outputs lose 0.3 BLEU of the table's 2.5 and 1.5 of the picture's 3.7: loops make most of this fall. **A cut helps when the length ratio is above 1, and not below**, in 65 of the record's 66 rows.
+# The output is caught in a loop. Cut outputs lose 0.3 BLEU of the table's 2.5 and 1.5 of the picture's 3.7: loops make most of this fall. A cut helps where the length ratio is above 1 (in 65 of the record's 66 rows).
 #
-# At step 250 BLEU is below the grey, the range of all looks but 245 to 255. The five marked steps hold the longest sentences of the epoch's last twenty: the *long steps*. (A batch's targets are of similar length: chapter 7.)
-#
-# (By newer code this repeat ends at 36.25; by the run's own code it [ended](../results/archive/epochs-multi30k-earlier.json) at 36.05.)
+# Grey is BLEU's range at all measured steps but 245 to 255; at 250 and 255 BLEU is below it. The five marked steps hold the longest sentences of the epoch's last twenty: the *long steps*. (A batch's targets are of similar length: chapter 7.)
 #
 # **Control.** Epoch 11 again, from the same state, with three draws of dropout for each order of its steps.
 #
@@ -596,9 +595,9 @@ assert [*fallen] == ["as they came", "five others first", "three long steps late
 controls_chart(fall, steady, "BLEU ends low only in epoch 11's own order with long steps late")
 
 # %% [markdown]
-# **Culprit.** The order of the steps, in all three draws of dropout. It takes long steps late (three are enough), *and* the others in epoch 11's order. With the five first, or the others shuffled, no run ends low; nor does epoch 12 with its own five longest late ([record](../results/epochs-multi30k.json)). Loops aren't all: cut outputs (circles) end below the grey. We didn't test which of the other steps matter, and looked at the end alone.
+# **Culprit.** The order of the steps, in all three draws of dropout. To *end* low it takes long steps late *and* the others in epoch 11's order. (Three are enough: BLEU then ends even lower, and we don't know why.) With the five first, or the others shuffled, no run ends low; nor does epoch 12 with its own five longest late ([record](../results/epochs-multi30k.json)). But in the shuffled orders ten steps follow the long ones, and five can heal a fall. We looked at the end alone: a fall may have come and gone. Loops aren't all: the circles, means of cut outputs, lie below the grey.
 #
-# **Moral.** The grey spans 2.8 BLEU within 90 steps: in mid-run one epoch's BLEU says little. Length says more: from epoch 2 on, epochs 11 and 5 have the longest outputs, and the deepest falls. So watch length beside BLEU, and wait: five steps heal this fall, and the last four epochs lie within 0.3 BLEU, as the rate goes to 0.
+# **Moral.** The grey spans 2.8 BLEU within 90 steps: in mid-run one epoch's BLEU says little. Outputs far too long say more: from epoch 2 on only epochs 5 and 11 exceed 1.09, and theirs are the deepest falls. So wait: five steps heal this one, and the last four epochs lie within 0.3 BLEU, as the rate goes to 0.
 #
 # ## Averaging checkpoints
 #
@@ -645,7 +644,7 @@ with tempfile.TemporaryDirectory() as folder:
 # python -m scripts.train --preset sample           # minutes on a CPU
 # python -m scripts.train --preset small            # Multi30k: half an hour of a CPU
 # python -m scripts.train --preset small --resume   # after an interruption
-# torchrun --nproc-per-node=4 -m scripts.train --preset small
+# torchrun --nproc-per-node=4 -m scripts.train --preset small --max_tokens 512
 # ```
 #
 # The engine's [`Training`](../scripts/core/training.py) is our `Trainer` and more: it refuses to resume with other settings, and shares steps among processes. Its [`Step`](../scripts/core/steps.py) is `train_step` in four kinds, `textbook` and three of chapter 12. With `textbook` a run ends with `Trainer`'s bits ([test](../tests/test_ch09_training_run.py)).

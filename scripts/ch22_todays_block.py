@@ -494,7 +494,7 @@ def small_model(change: str, vocab: int) -> LanguageModel:
 
 
 # %%
-PARTS = ("today", "no QK-norm", "LayerNorm", "ReLU")
+TAKEN_BACK = ("today", "no QK-norm", "LayerNorm", "ReLU")
 AT_START = ("today", "zeroed", "untied", "untied, zeroed")
 RATES = (0.005, 0.01, 0.02, 0.04)
 
@@ -547,7 +547,7 @@ def at_twice(sweep: pd.DataFrame) -> pd.DataFrame:
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-live = swept([*PARTS, *AT_START[1:]])
+live = swept([*TAKEN_BACK, *AT_START[1:]])
 table = live.pivot(index="part", columns="rate", values="loss")
 haste, best = table[0.04] - table[0.005], table.min(axis=1)
 assert haste["no QK-norm"] > haste["today"]
@@ -561,15 +561,17 @@ table.round(2)
 again = pd.DataFrame(load_record("block-rates")["runs"])
 means = again.groupby(["part", "rate"], sort=False, as_index=False)["loss"].mean()
 costs = at_twice(again)
-assert costs["at twice"].idxmax() == "no QK-norm" and costs["at twice"][list(PARTS)].max() > 0.3
+assert (
+    costs["at twice"].idxmax() == "no QK-norm" and costs["at twice"][list(TAKEN_BACK)].max() > 0.3
+)
 figures.rates_chart(
-    means[means["part"].isin(PARTS)],
+    means[means["part"].isin(TAKEN_BACK)],
     "Twice the best rate costs most without QK-norm",
     "Loss of the last ten of 60 steps over the peak rate, means of eight seeds.",
 )
 
 # %%
-costs.loc[[*PARTS]].round(2)
+costs.loc[[*TAKEN_BACK]].round(2)
 
 # %% [markdown]
 # Without QK-norm twice the best rate costs 0.34 nats, with it 0.14. At the best rate the two are 0.06 apart. So QK-norm steadies training, as claimed. RMSNorm and SwiGLU do not: with LayerNorm or ReLU twice the best rate costs no more.

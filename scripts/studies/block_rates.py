@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from scripts.ch22_todays_block import AT_START, PARTS, swept
+from scripts.ch22_todays_block import AT_START, TAKEN_BACK, swept
 from scripts.studies.subject import record_command
 
 
@@ -15,7 +15,7 @@ def eight_seeds() -> dict[str, Any]:
     """The final loss of every run."""
     torch.set_default_dtype(torch.float64)  # as in the chapter, where models begin so
     torch.set_num_threads(1)
-    runs = swept([*dict.fromkeys(PARTS + AT_START)], seeds=range(1, 9))
+    runs = swept([*dict.fromkeys(TAKEN_BACK + AT_START)], seeds=range(1, 9))
     return {"runs": runs.round(4).to_dict("records")}
 
 
