@@ -394,7 +394,7 @@ table.round(3) + 0.0  # no -0.0
 # Each step sees only what was drawn. **Predict.** Does the *true* risk fall, the mean over all six? What if the reference always joins the candidates?
 
 # %%
-print(f"true risk before: {log_p.exp() @ marks:.2f}")
+print(f"true risk before: {toy_scores.softmax(dim=0) @ marks:.2f}")
 for name, joining in {"drawn": [], "drawn, and the reference": [4]}.items():
     generator, scores = torch.Generator().manual_seed(0), toy_scores.detach().requires_grad_()
     for step in range(1, 1001):

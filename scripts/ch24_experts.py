@@ -190,7 +190,7 @@ print(f"visits: {layer.visits.tolist()}, {layer.visits.sum()} in all: two for ea
 #
 # **A circle.** An expert that is chosen learns, and an expert that has learned is chosen (Shazeer et al., §4).
 #
-# **A shared mean.** Let $w_e$ be the router's vector for expert e. The expert with the highest score $x \cdot w_e$ wins x, and it wins $2x$ as well. So each expert wins in a *cone* that begins at 0. Tokens around 0 fall into every cone. If they share a mean far from 0, they lie in the same few. In the picture, x has two features, and the second cloud's mean is 4 away from 0. (So is the mean of 16 features if it is 1 in each: $\sqrt{16} = 4$.)
+# **A shared mean.** Let $w_e$ be the router's vector for expert e. The expert with the highest score $x \cdot w_e$ wins x, and it wins $2x$ as well. So each expert wins in a *cone* that begins at 0. Tokens around 0 fall into every cone. If they share a mean far from 0, they lie in the same few. In the picture, x has two features, and the second cloud's mean is 4 away from 0. (That is drastic: 89% of these tokens' mean square lies in their mean. In the toy below it is half.)
 
 # %%
 torch.manual_seed(0)
@@ -264,7 +264,7 @@ titled(
 #
 # - **No mean at the router:** seven or eight stay in use, whoever learns. The circle doesn't turn.
 # - **A mean at the router:** a fresh router leaves up to three idle, as the cones suggest; one that learns alone, up to four.
-# - **No mean at the experts:** they learn, and still the circle doesn't turn.
+# - **A mean at the router alone:** the experts learn, and more of them are in use than before. The circle doesn't turn here either.
 #
 # With seeds 6 to 13, two to five are left in the last row, five to seven in the one above.
 #
@@ -293,7 +293,7 @@ for side, ids, of_side in (("encoder", batch.src, inputs[:3]), ("decoder", batch
 # - **A penalty** in the loss (Switch). With $v_e$ the share of visits (the paper's $f_e$) and $P_e$ the mean probability of expert e, it is $E\sum_e v_e P_e$: 1 if all is even, and E/k if all tokens are sure of the same k experts. Its gradient pulls at the router, against the task if need be.
 # - **A bias** beside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step, add $u$ (`speed`) to the bias of every expert that had less than its even share, and take $u$ from those that had more. The bias decides who is *chosen*. The weights stay the router's.
 #
-# The table holds a third: subtract the tokens' mean from what the router reads.
+# Below stands a third: subtract the tokens' mean from what the router reads.
 #
 # **Your turn.** Write both.
 
@@ -343,7 +343,7 @@ for name, own in remedied.items():
 visits_chart({name: own[0][0] for name, own in remedied.items()})
 
 # %% [markdown]
-# Penalty and bias bring all eight back, but the error doesn't fall. Without a mean at the router seven or eight stay in use, and the error is a tenth lower.
+# Penalty and bias keep all eight in use, but the error doesn't fall. (Perhaps this toy doesn't need eight.) Without a mean at the router the error is a tenth lower. The number of experts isn't why: penalty and bias have as many.
 #
 # ### Padding visits nobody
 #
