@@ -1,21 +1,22 @@
 """Chapter 22's small models at every rate, eight seeds: `python -m scripts.studies.block_rates`.
 
-Some two minutes of a thread.
+Some three minutes of a thread.
 """
 
 from typing import Any
 
 import torch
 
-from scripts.ch22_todays_block import AT_START, TAKEN_BACK, swept
+from scripts.ch22_todays_block import TAKEN_BACK, ZEROED, swept
 from scripts.studies.subject import record_command
 
 
 def eight_seeds() -> dict[str, Any]:
-    """The final loss of every run."""
+    """The final loss of every run, and how sharp its attention became."""
     torch.set_default_dtype(torch.float64)  # as in the chapter, where models begin so
     torch.set_num_threads(1)
-    runs = swept([*dict.fromkeys(TAKEN_BACK + AT_START)], seeds=range(1, 9))
+    parts = dict.fromkeys([*TAKEN_BACK, *ZEROED, *ZEROED.values()])
+    runs = swept(parts, seeds=range(1, 9))
     return {"runs": runs.round(4).to_dict("records")}
 
 
