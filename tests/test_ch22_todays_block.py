@@ -22,15 +22,17 @@ def turns(places, d):
     return torch.polar(torch.ones(()), places[:, None] * 10_000.0 ** -(torch.arange(0, d, 2) / d))
 
 
+def by_complex(x, norm):
+    """Heads (B, H, T, 8), normed and turned."""
+    x = torch.complex(*F.rms_norm(x, (8,), norm.weight, 1e-5).chunk(2, -1))
+    return torch.view_as_real(x * turns(torch.arange(x.size(-2)), 8)).mT.flatten(-2)
+
+
 def by_pytorch(model, ids):
     """The model again, with PyTorch's functions and complex numbers."""
 
     def heads(linear, x):
         return (x @ linear.weight.T).unflatten(-1, (-1, 8)).transpose(1, 2)
-
-    def turned(x, norm):
-        x = torch.complex(*F.rms_norm(x, (8,), norm.weight, 1e-5).chunk(2, -1))
-        return torch.view_as_real(x * turns(torch.arange(ids.size(1)), 8)).mT.flatten(-2)
 
     def normed(x, norm):
         return F.rms_norm(x, (32,), norm.weight, 1e-5)
@@ -39,8 +41,8 @@ def by_pytorch(model, ids):
     for block in model.blocks:
         a, f, y = block.attention, block.feed_forward, normed(x, block.attention_norm)
         q, k = (
-            turned(heads(a.project_query, y), a.query_norm),
-            turned(heads(a.project_key, y), a.key_norm),
+            by_complex(heads(a.project_query, y), a.query_norm),
+            by_complex(heads(a.project_key, y), a.key_norm),
         )
         v = heads(a.project_value, y)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -89,15 +91,29 @@ def test_zeroed_outputs_make_the_blocks_the_identity_and_still_learn():
         assert block.feed_forward.contract.weight.grad.abs().max() > 0
 
 
-@pytest.mark.parametrize("change", ["today", "no QK-norm", "LayerNorm", "ReLU", "untied, zeroed"])
+@pytest.mark.parametrize("change", ["Qwen3", "no QK-norm", "LayerNorm", "ReLU", "untied, zeroed"])
 def test_a_change_of_the_experiment_changes_one_thing(change):
-    model, base = ch22.small_model(change, 50), ch22.small_model("today", 50)
+    model, base = ch22.small_model(change, 50), ch22.small_model("Qwen3", 50)
     names = [set(dict(m.named_parameters())) for m in (model, base)]
     of = {"no QK-norm": "_norm", "LayerNorm": "norm.", "ReLU": "feed_forward"}
     assert all(of.get(change, "generator") in name for name in names[0] ^ names[1])
-    assert (names[0] == names[1]) == (change == "today")
+    assert (names[0] == names[1]) == (change == "Qwen3")
     sizes = [sum(p.numel() for p in m.blocks.parameters()) for m in (model, base)]
     assert abs(sizes[0] / sizes[1] - 1) < 0.01
+
+
+def test_sharpness_is_the_largest_weight_of_the_last_token():
+    model, ids = shaken(fresh_model()), torch.randint(60, (3, 9))
+    layer, seen = model.blocks[0].attention, {}
+    layer.project_query.register_forward_hook(lambda _, x, y: seen.update(q=y))
+    layer.project_key.register_forward_hook(lambda _, x, y: seen.update(k=y))
+    model(ids)
+    q, k = (
+        by_complex(seen[name].unflatten(-1, (-1, 8)).transpose(1, 2), norm)
+        for name, norm in (("q", layer.query_norm), ("k", layer.key_norm))
+    )
+    scores = q[:, :, -1:] @ k.repeat_interleave(2, dim=1).mT / 8**0.5
+    close(ch22.sharpness(model, ids), scores.softmax(-1).amax(-1).mean().item())
 
 
 @pytest.mark.audit

@@ -37,7 +37,7 @@ def todays_block() -> alt.TopLevelMixin:
         diagram.chart(),
         "The plan of 2017, with other parts",
         "Today's block, from bottom to top: the left half, then the right half. Around each goes "
-        "the residual road, as in chapter 4.",
+        "x itself, as in chapter 4.",
     )
 
 
@@ -95,25 +95,15 @@ def gates_chart(z: Tensor, curves: Mapping[str, Tensor]) -> alt.TopLevelMixin:
     )
 
 
-def rates_chart(frame: pd.DataFrame, title: str, caption: str) -> alt.TopLevelMixin:
-    """The loss over the peak learning rate (log scale), a curve for each `part`."""
-    chart = lines(frame, "rate", "loss", "part", y_title="loss, nats a piece", points=True)
+def rates_chart(
+    frame: pd.DataFrame, title: str, caption: str, y: str = "loss"
+) -> alt.TopLevelMixin:
+    """`y`, loss or sharpness, over the peak learning rate (log scale), a curve for each `part`."""
+    y_title = {"loss": "loss, nats a piece", "sharpness": "largest attention weight"}[y]
+    chart = lines(frame, "rate", y, "part", y_title=y_title, points=True, zero=y != "loss")
     rates = sorted(set(frame["rate"]))
     x = alt.X("rate:Q", title="peak learning rate").axis(values=rates, format="~g", grid=False)
     return titled(chart.encode(x.scale(domain=[rates[0], rates[-1]], **LOG)), title, caption)
-
-
-def sharpness_chart(frame: pd.DataFrame, title: str) -> alt.TopLevelMixin:
-    """The largest attention weight as queries and keys are multiplied."""
-    times = sorted(set(frame["times"]))
-    x = alt.X("times:Q", title="queries and keys, times").axis(values=times)
-    look = {"y_title": "largest weight", "points": True, "zero": True, "height": 180}
-    chart = lines(frame, "times", "weight", "attention", **look)
-    return titled(
-        chart.encode(x.scale(domain=[times[0], times[-1]], **LOG)),
-        title,
-        "The largest attention weight of a query, mean of 32 random ones over 32 random keys.",
-    )
 
 
 def spectrum_chart(values: Mapping[str, Tensor], title: str) -> alt.TopLevelMixin:
