@@ -439,7 +439,7 @@ def zero_outputs(model: LanguageModel) -> None:
 
 
 # %% [markdown]
-# What does such a model say before any training? A fresh block passes on the word itself. If the generator is the table (*tied*), the word's own row fits best. We try small models of 1,000 words: with tied tables, with untied ones, and with a tied table of small numbers. **Predict.** How much probability does each give to the word that it has just read?
+# What does such a model say before any training? A fresh block passes on the word itself. If the generator is the table (*tied*), the word's own row fits best. We try tied tables, untied ones, and a tied table of small numbers. **Predict.** How much probability does each give to the word that it has just read?
 
 
 # %%
@@ -471,7 +471,7 @@ print("; ".join(f"{name}: {p:.1%}" for name, p in own.items()))
 assert own.pop("zeroed") > 10 * max(own.values())
 
 # %% [markdown]
-# Only the zeroed model with a tied table expects the word just read, again. Training must first undo that. With untied tables, or a small one, zeroed outputs leave a nearly even guess (0.1% each).
+# Only the zeroed model with a tied table expects the word just read, again. Training must first undo that. With untied tables, or a small one, the guess stays nearly even (0.1% to 0.3%).
 #
 # ## Which part makes training steadier?
 #
