@@ -24,7 +24,7 @@
 # | Time | 15 minutes to read, 35 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 23 · Long memory](ch23_long_memory.ipynb) · [Chapter 25 · All of it on one page](ch25_one_page.ipynb) |
 #
-# *If you read only three cells:* `dispatch`, the two clouds and the table of *Why experts fall idle*.
+# *If you read only three cells:* `dispatch`, the table of *Why experts fall idle*, and the words of each expert.
 #
 # Shapes: **B** batch, **S** length, **D** `d_model`, **N** tokens of a batch, **E** experts, **k** of them for each token.
 
@@ -37,9 +37,8 @@ if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for pla
 home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
 
 # %%
+from collections import Counter
 from collections.abc import Sequence
-from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +81,7 @@ for name, experts in (("in all", 8), ("met by a token", 2)):
 # %% [markdown]
 # The paper says 47 and 13.
 #
-# ### Everyone to their experts
+# ### Sorting the visits
 #
 # A token *visits* its k experts. Each expert should compute all its visits at once. So `dispatch` sorts the N·k visits by expert, and cuts the list where the expert changes. Then each token's results are summed, times their weights.
 
@@ -97,14 +96,14 @@ dispatch_chart(chosen, experts=4)
 
 
 # %% tags=["yours"]
-def dispatch(rows: Tensor, chosen: Tensor, share: Tensor, experts: Sequence[nn.Module]) -> Tensor:
-    """Each row through its chosen experts, weighted: rows (N, D), chosen and share (N, k), to (N, D)."""
+def dispatch(rows: Tensor, chosen: Tensor, weights: Tensor, experts: Sequence[nn.Module]) -> Tensor:
+    """Each row through its chosen experts, summed: rows (N, D), chosen and weights (N, k), to (N, D)."""
     order = chosen.flatten().argsort(stable=True)  # (N·k,): visits, by expert
     visitor = order // chosen.size(1)  # (N·k,): whose visit
     counts = chosen.flatten().bincount(minlength=len(experts)).tolist()
     parts = rows[visitor].split(counts)  # E times (count, D): no visit is left out
     done = torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])
-    weighted = done * share.flatten()[order].unsqueeze(-1)  # (N·k, D)
+    weighted = done * weights.flatten()[order].unsqueeze(-1)  # (N·k, D)
     return torch.zeros_like(rows).index_add(0, visitor, weighted)
 
 
@@ -113,11 +112,11 @@ def dispatch(rows: Tensor, chosen: Tensor, share: Tensor, experts: Sequence[nn.M
 
 # %%
 torch.manual_seed(0)
-rows, share, experts = torch.randn(4, 3), torch.rand(4, 2), [nn.Linear(3, 3) for _ in range(4)]
+rows, weights, experts = torch.randn(4, 3), torch.rand(4, 2), [nn.Linear(3, 3) for _ in range(4)]
 every = torch.stack([expert(rows) for expert in experts], dim=1)  # (N, E, D)
-weights = torch.zeros(4, 4).scatter(1, chosen, share)  # (N, E)
-by_all = torch.einsum("ne,ned->nd", weights, every)
-torch.testing.assert_close(dispatch(rows, chosen, share, experts), by_all)
+sparse = torch.zeros(4, 4).scatter(1, chosen, weights)  # (N, E)
+by_all = torch.einsum("ne,ned->nd", sparse, every)
+torch.testing.assert_close(dispatch(rows, chosen, weights, experts), by_all)
 
 # %% [markdown]
 # ### The layer
@@ -148,17 +147,17 @@ class MixtureOfExperts(nn.Module):
         """rows (N, D) to probabilities (N, E), the chosen experts (N, k) and their weights (N, k)."""
         probs = self.router(rows).softmax(dim=-1)
         chosen = (probs + self.bias).topk(self.top, dim=-1).indices
-        share = probs.gather(-1, chosen)
+        weights = probs.gather(-1, chosen)
         if self.top > 1:  # a single one keeps its probability, or the router would learn nothing
-            share = share / share.sum(-1, keepdim=True)
-        return probs, chosen, share
+            weights = weights / weights.sum(-1, keepdim=True)
+        return probs, chosen, weights
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         """x (..., D) to (..., D); zeros where real (...) is False, at padding."""
         rows = x.flatten(0, -2) if real is None else x[real]  # (N, D): places don't matter
-        self.probs, chosen, share = self.route(rows)
+        self.probs, chosen, weights = self.route(rows)
         self.visits = chosen.flatten().bincount(minlength=len(self.experts))
-        y = dispatch(rows, chosen, share, self.experts)
+        y = dispatch(rows, chosen, weights, self.experts)
         for expert in self.shared:
             y = y + expert(rows)
         return y.view_as(x) if real is None else torch.zeros_like(x).index_put((real,), y)
@@ -184,13 +183,14 @@ print(f"visits: {layer.visits.tolist()}, {layer.visits.sum()} in all: two for ea
 # %% [markdown]
 # ## Why experts fall idle
 #
-# > **In short.** An expert that is chosen learns, and an expert that has learned is chosen. That is the usual explanation. In our toy this circle turns only if tokens share a mean.
+# > **In short.** An expert that is chosen learns, and one that has learned is chosen. This leaves experts idle where tokens share a mean: then one step of the router moves an expert's score for all tokens at once.
 #
-# A router may come to send nearly all tokens to the same few experts: routing *collapses*. There are two explanations.
+# A router may come to send nearly all tokens to the same few experts: routing *collapses*. The usual explanation is a circle, each half of which causes the other (Shazeer et al., §4): an expert that is chosen learns, and an expert that has learned is chosen. But an expert that is ahead for some tokens needn't be ahead for all. What makes it so?
 #
-# **A circle.** An expert that is chosen learns, and an expert that has learned is chosen (Shazeer et al., §4).
+# Let tokens have a common mean m: $x = m + n$. Expert e's score is $w_e \cdot m + w_e \cdot n$, where $w_e$ is the router's vector for it. The first term is the same for all tokens. It can matter twice:
 #
-# **A shared mean.** Let $w_e$ be the router's vector for expert e. The expert with the highest score $x \cdot w_e$ wins x, and it wins $2x$ as well. So each expert wins in a *cone* that begins at 0. Tokens around 0 fall into every cone. If they share a mean far from 0, they lie in the same few. In the picture, x has two features, and the second cloud's mean is 4 away from 0. (That is drastic: 89% of these tokens' mean square lies in their mean. In the toy below it is half.)
+# - **At the start.** The expert that wins x wins $2x$ as well. So each wins in a *cone* that begins at 0. Tokens around 0 fall into every cone. With a mean far from 0 they lie in the same few. (In the picture, x has two features, and the mean is 4 away from 0.)
+# - **In learning.** A step of $w_e$ along m raises its score for all tokens at once.
 
 # %%
 torch.manual_seed(0)
@@ -204,105 +204,89 @@ cones_chart(router, {"mean 0": cloud, "mean 4 away": cloud + 8**0.5})
 #
 # ### The experiment
 #
-# The circle needs experts that learn. So we cross the two explanations. One layer of eight experts, two for each token, learns a small function of 16 features. Either all of it learns, or only the router does, and the experts stay as they were drawn.
+# One layer of eight experts, two for each token, learns a small function of 16 features. A token is noise plus a mean, 0 or 1 in each feature. In a real layer, router and experts read the same. Here each has a mean of its own. The function is of the noise alone, so it is the same in all rows.
 #
-# A token is noise plus a mean, 0 or 1 in each feature. In a real layer, router and experts read the same. Here we choose a mean for the router and one for the experts. The function is of the noise alone, so it is the same in all rows.
+# In four rows both read a mean of 1 and something else differs: the experts stay as they were drawn; the mean's part of the first scores is subtracted, so that the start is even; the mean is in the first scores, but the router can't learn along it; or the router waits, and learns only after the experts have learned for 200 steps.
 #
-# We call an expert *in use* if it has 2% of the visits. (An even share is 12.5%.) **Predict.** Which rows will have all eight in use if the circle is the cause? If the mean is?
+# We call an expert *in use* if it has 2% of the visits. (An even part is 12.5%.) **Predict.** Which rows keep the most experts in use if the circle is the cause? If the start is? If learning along the mean is?
 
 
 # %%
-def toy_run(
-    router_mean: float, expert_mean: float, learn: bool, seed: int, penalty=None, after=None, n=8
-) -> tuple[Tensor, float]:
-    """Shares of visits (200, 8) while a mixture learns a fixed function, and its late error."""
+def train_mixture(layer, batches, remedy=lambda layer: 0.0, wait=0) -> tuple[Tensor, float]:
+    """Parts of the visits (steps, E) while a layer learns to make y of x, and its last error."""
+    optimizer, parts = torch.optim.Adam(layer.parameters(), lr=0.01), []
+    for step, (x, y) in enumerate(batches):
+        layer.router.requires_grad_(step >= wait)
+        error = (layer(x) - y).square().mean()
+        optimizer.zero_grad()
+        (error + remedy(layer)).backward()
+        optimizer.step()
+        parts.append(layer.visits / layer.visits.sum())
+    return torch.stack(parts), error.item()
+
+
+def toy_run(seed: int, router_mean, expert_mean, learn=True, lift=0, wait=0) -> Tensor:
+    """Parts of the visits (steps, 8); `lift` times a mean of 1 is added to the first scores."""
     torch.manual_seed(seed)
     inner, outer = torch.randn(2, 16, 16) / 4
-    layer = MixtureOfExperts(16, 16, dropout=0.0, experts=n, top=2, shared=0)
-    layer.router.register_forward_pre_hook(lambda _, x: x[0] - expert_mean + router_mean)
+    layer = MixtureOfExperts(16, 16, dropout=0.0, shared=0)
     layer.experts.requires_grad_(learn)
-    optimizer = torch.optim.Adam(layer.parameters(), lr=0.01)
-    shares, errors = [], []
-    for _ in range(200):
-        noise = torch.randn(256, 16)
-        error = (layer(noise + expert_mean) - (noise @ inner).tanh() @ outer).square().mean()
-        optimizer.zero_grad()
-        (error + penalty(layer) if penalty else error).backward()
-        optimizer.step()
-        if after:
-            after(layer)
-        shares.append(layer.visits / layer.visits.sum())
-        errors.append(error.item())
-    return torch.stack(shares), sum(errors[-20:]) / 20
+    lifted = lift * layer.router.weight.detach().sum(1)  # (E,): stays as it is now
+    layer.router.register_forward_pre_hook(lambda _, x: x[0] - expert_mean + router_mean)
+    layer.router.register_forward_hook(lambda _, x, scores: scores + lifted)
+    noises = (torch.randn(256, 16) for _ in range(wait + 200))
+    batches = ((n + expert_mean, (n @ inner).tanh() @ outer) for n in noises)
+    return train_mixture(layer, batches, wait=wait)[0]
 
 
-def in_use(shares: Tensor) -> int:
-    """How many experts have 2% of the visits: shares (steps, E)."""
-    return int((shares.mean(0) > 0.02).sum())
+def in_use(parts: Tensor) -> int:
+    """How many experts have 2% of the visits: parts (steps, E)."""
+    return int((parts.mean(0) > 0.02).sum())
 
 
 # %%
-counts, runs = {}, {}
-for at_router, at_experts, learn in product((0, 1), (0, 1), (False, True)):
-    own = [toy_run(at_router, at_experts, learn, seed) for seed in range(6)]
-    runs[at_router, at_experts, learn], means = own, f"router {at_router}, experts {at_experts}"
-    counts[f"{means}: untrained"] = [in_use(shares[:1]) for shares, _ in own]
-    what = "all learn" if learn else "the router learns"
-    counts[f"{means}: {what}"] = [in_use(shares[-20:]) for shares, _ in own]
-*others, last = counts.values()
-assert sum(last) + 6 < min(map(sum, others))  # by more than one expert, on average
+settings = {
+    "neither reads a mean": (0, 0),
+    "the experts alone": (0, 1),
+    "the router alone": (1, 0),
+    "both, experts as drawn": (1, 1, False),
+    "both, router can't learn along it": (0, 1, True, 1),
+    "both, router waits": (1, 1, True, 0, 200),
+    "both, even start": (1, 1, True, -1),
+    "both": (1, 1),
+}
+runs = {name: [toy_run(seed, *how) for seed in range(6)] for name, how in settings.items()}
+counts = {"both, before any step": [in_use(parts[:1]) for parts in runs["both"]]}
+counts |= {name: [in_use(parts[-20:]) for parts in own] for name, own in runs.items()}
+*others, even_start, both = map(sum, counts.values())
+assert max(even_start, both) + 6 < min(others)  # by more than one expert, on average
 titled(
     heatmap([*counts.values()], [*counts], column_title="seed", digits=0, cell=(42, 26)),
-    "Fewest are left where router and experts read a mean, and all learn",
-    "Experts in use, of eight: before any step, or in the last 20 of 200 steps. Before the colon, "
-    "the mean of what each reads.",
+    "Fewest are left where both read a mean and learn",
+    "Experts in use, of eight, in the last 20 of 200 steps: who reads a mean, and what else differs.",
 )
 
 # %% [markdown]
-# In the last row two or three are left. So neither explanation is enough:
+# - **The start isn't the cause.** From an even start most experts fall idle, too. From an uneven one they don't, if the router can't learn along the mean: five or six are left, as before any step.
+# - **The circle needs the mean.** Without a mean at the router, seven or eight stay in use.
+# - **It is a circle.** Where the experts don't learn, or have learned before the router does, most stay in use.
 #
-# - **No mean at the router:** seven or eight stay in use, whoever learns. The circle doesn't turn.
-# - **A mean at the router:** a fresh router leaves up to three idle, as the cones suggest; one that learns alone, up to four.
-# - **A mean at the router alone:** the experts learn, and more of them are in use than before. The circle doesn't turn here either.
-#
-# With seeds 6 to 13, two to five are left in the last row, five to seven in the one above.
-#
-# ### The mean of real tokens
-#
-# At a mean of 1, half of the mean square of the toy's tokens lies in their mean. **Predict.** How much does in what chapter 9's translator gives to its feed-forward layers? (Fifty captions.)
-
-# %%
-trained, inputs = load_model(STUDIED), []
-for layer in (*trained.model.encoder.layers, *trained.model.decoder.layers):
-    layer.feed_forward.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
-batch = make_batch(encode_pairs([pair.texts for pair in aligned_pairs()], trained.tokenizer))
-with torch.no_grad():
-    trained.model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
-for side, ids, of_side in (("encoder", batch.src, inputs[:3]), ("decoder", batch.tgt, inputs[3:])):
-    words = [x[ids != PAD] for x in of_side]  # (N, D) for each layer
-    print(side, *(f"{x.mean(0).square().sum() / x.square().sum(-1).mean():.0%}" for x in words))
-
-# %% [markdown]
-# Real tokens share a mean, too, though a smaller one. In the toy a smaller one is enough: `toy_run(0.75, 0.75, True, seed)`, a share of 36%, leaves three in use for all six seeds, and 0.5, a share of 20%, three to five.
+# The mean must be at the experts, too. Our explanation: then each has an error that is the same for all tokens. The first to lose it is better for all of them.
 #
 # ## Remedies
 #
-# > **In short.** Count the visits, and push against what is uneven: in the loss, or beside it.
+# > **In short.** Count the visits, and push against what is uneven: in the loss, or beside it. Or take the mean away from the router.
 #
-# - **A penalty** in the loss (Switch). With $v_e$ the share of visits (the paper's $f_e$) and $P_e$ the mean probability of expert e, it is $E\sum_e v_e P_e$: 1 if all is even, and E/k if all tokens are sure of the same k experts. Its gradient pulls at the router, against the task if need be.
-# - **A bias** beside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step, add $u$ (`speed`) to the bias of every expert that had less than its even share, and take $u$ from those that had more. The bias decides who is *chosen*. The weights stay the router's.
+# - **A penalty** in the loss (Switch). With $v_e$ the part of the visits (the paper's $f_e$) and $P_e$ the mean probability of expert e, it is $E\sum_e v_e P_e$: 1 if all is even, and E/k if all tokens are sure of the same k experts. Only $P_e$ has a gradient. It pulls at the router, against the task if need be.
+# - **A bias** beside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step, add $u$ (`speed`) to the bias of every expert that had less than its even part, and take $u$ from those that had more. The bias decides who is *chosen*. The weights stay the router's.
+# - **No mean at the router.** Subtract the tokens' mean from what it reads.
 #
-# Below stands a third: subtract the tokens' mean from what the router reads.
-#
-# **Your turn.** Write both.
+# **Your turn.** Write the first two.
 
 
 # %% tags=["yours"]
 def balance_penalty(probs: Tensor, visits: Tensor) -> Tensor:
-    """E·Σ vₑPₑ: share of visits times mean probability, 1 where all is even (Fedus et al. 2021, eq. 4).
-
-    probs (N, E), visits (E,). The visits are counts, so only the probabilities have a gradient.
-    """
+    """E·Σ vₑPₑ of probs (N, E) and visits (E,), 1 where all is even (Fedus et al. 2021, eq. 4)."""
     return len(visits) * (visits / visits.sum() * probs.mean(0)).sum()
 
 
@@ -323,31 +307,63 @@ move_bias(layer, speed=0.5)
 assert layer.bias.tolist() == [-0.5, 0.5, 0.5]
 
 # %% [markdown]
-# **Predict.** Does each bring all eight back? And does the error fall?
+# ### Real tokens
+#
+# What goes into the last feed-forward layer of the encoder in chapter 9's translator, for fifty captions, and what comes out? A mixture learns to do what this layer does, in 60 steps. The error is a part of the outputs' variance, on the same tokens.
+#
+# **Predict.** How much of the inputs' mean square lies in their mean? (In the toy it is half.) Does each remedy bring all eight experts back? And does the error fall?
+
+# %%
+trained, seen = load_model(STUDIED), []
+dense = trained.model.encoder.layers[-1].feed_forward
+dense.register_forward_hook(lambda _, given, result: seen.extend((*given, result)))
+batch = make_batch(encode_pairs([pair.texts for pair in aligned_pairs()], trained.tokenizer))
+with torch.no_grad():
+    trained.model.encode(batch.src, batch.src_mask)
+ids, x, y = (t[batch.src != PAD] for t in (batch.src, *seen))  # (N,), (N, D), (N, D)
+mean = x.mean(0)  # (D,)
+print(f"{len(x)} tokens, {mean.square().sum() / x.square().sum(-1).mean():.0%} in their mean")
 
 
 # %%
-def pull(layer: MixtureOfExperts) -> Tensor:
-    """What the penalty adds to the toy's loss."""
-    return 0.1 * balance_penalty(layer.probs, layer.visits)
+def imitate(seed: int, shift=0.0, remedy=lambda layer: 0.0, experts=8) -> tuple:
+    """A mixture learns to do what the layer does: the mixture, parts of its visits, last error."""
+    torch.manual_seed(seed)
+    layer = MixtureOfExperts(x.size(1), 16, dropout=0.0, experts=experts, shared=0)
+    layer.router.register_forward_pre_hook(lambda _, given: given[0] - shift)
+    return layer, *train_mixture(layer, [(x, y)] * 60, remedy)
 
 
-push = partial(move_bias, speed=0.01)
-remedied = {"none": runs[1, 1, True], "no mean at the router": runs[0, 1, True]}
-remedied["penalty"] = [toy_run(1, 1, True, seed, penalty=pull) for seed in range(6)]
-remedied["bias"] = [toy_run(1, 1, True, seed, after=push) for seed in range(6)]
-remedied["only two experts"] = [toy_run(1, 1, True, seed, n=2) for seed in range(6)]
+remedies = {
+    "only two experts": {"experts": 2},
+    "none": {},
+    "penalty": {"remedy": lambda layer: 0.1 * balance_penalty(layer.probs, layer.visits)},
+    "bias": {"remedy": lambda layer: move_bias(layer, speed=0.03) or 0.0},
+    "no mean at the router": {"shift": mean},
+}
+remedied = {name: [imitate(seed, **how) for seed in range(3)] for name, how in remedies.items()}
 for name, own in remedied.items():
-    used, errors = [in_use(shares[-20:]) for shares, _ in own], [error for _, error in own]
-    print(f"{name}: in use {used}, mean error {sum(errors) / 6:.4f}")
-visits_chart({name: remedied[name][0][0] for name in [*remedied][:-1]})
+    used, errors = [in_use(parts[-5:]) for _, parts, _ in own], [e / y.var() for *_, e in own]
+    print(f"{name}: in use {used}, error", *(f"{error:.3f}" for error in errors))
+visits_chart({name: own[0][1] for name, own in [*remedied.items()][1:]})
 
 # %% [markdown]
-# Penalty and bias keep all eight in use, but the error doesn't fall. This toy doesn't need eight: two alone, which every token visits, do as well. Without a mean at the router the error is a tenth lower. The number of experts isn't why: penalty and bias have as many.
+# XXX
 #
-# ### Padding visits nobody
+# **Predict.** Which tokens does each expert take?
+
+# %%
+first = remedied["no mean at the router"][0][0].route(x)[1][:, 0]  # (N,): the likeliest experts
+for expert in range(8):
+    pieces = Counter(map(trained.tokenizer.processor.id_to_piece, ids[first == expert].tolist()))
+    print(f"expert {expert}:", *(f"{piece} {n}" for piece, n in pieces.most_common(8)))
+
+# %% [markdown]
+# YYY
 #
-# Chapter 4's feed-forward layer needs no mask: nothing looks at padding's results. A mixture counts visits. So its encoder layer says where there are words:
+# ### Padding isn't routed
+#
+# Chapter 4's feed-forward layer needs no mask: nothing looks at padding's results. A mixture counts visits. Where padding's vectors are alike, they go to the same few experts, and a remedy would mostly balance padding. So its encoder layer says where there are words:
 
 
 # %%
@@ -362,20 +378,6 @@ class SparseEncoderLayer(EncoderLayer):
 
 
 # %% [markdown]
-# **Predict.** A sentence of 12 words is padded to 48 places, all with the same vector. Eight experts, two for each token: how many visits are counted without a mask, and what share has the busiest expert at least?
-
-# %%
-torch.manual_seed(0)
-words, layer = torch.randn(12, 16), MixtureOfExperts(16, 12)
-x = torch.cat([words, torch.ones(36, 16)])
-for name, real in (("without a mask", None), ("with it", torch.arange(48) < 12)):
-    layer(x, real)
-    busiest = layer.visits.max() / layer.visits.sum()
-    print(f"{name}: {layer.visits.sum()} visits, busiest expert {busiest:.1%}")
-
-# %% [markdown]
-# The padding goes to the same two experts: 36 of 96 visits each, 37.5%. A remedy would mostly balance padding.
-#
 # ## On record
 #
 # > **In short.** Seven tenths more parameters bring no gain that can be told from chance.
@@ -393,7 +395,8 @@ block_means(["2017", "SwiGLU", "experts"])
 #
 # - A router sends each token to k of E experts. Shared experts see every token.
 # - Dropless code sorts the visits by expert, and drops none.
-# - In our toy most experts fell idle where router and experts both read a shared mean and all learned. A penalty, a bias, or a router that doesn't see the mean keeps them busy.
+# - Experts fall idle where router and experts read a mean that tokens share, and both learn: one step of the router then moves an expert's score for all tokens at once.
+# - A penalty, a bias, or a router that doesn't see the mean keeps them busy.
 #
 # ## What these papers did that we don't
 #
