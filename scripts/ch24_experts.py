@@ -21,10 +21,10 @@
 # | | |
 # |---|---|
 # | In the paper | §3.3 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), the feed-forward layer |
-# | Time | 15 minutes to read, 35 with the code; half a minute to run on a CPU |
+# | Time | 15 minutes to read, 35 with the code; a minute to run on a CPU |
 # | Before, after | [Chapter 23 · Long memory](ch23_long_memory.ipynb) · [Chapter 25 · All of it on one page](ch25_one_page.ipynb) |
 #
-# *If you read only three cells:* `dispatch`, the table of *Why experts fall idle*, and the words of each expert.
+# *If you read only three cells:* `dispatch`, the table of *Why experts fall idle*, the words of each expert.
 #
 # Shapes: **B** batch, **S** length, **D** `d_model`, **N** tokens of a batch, **E** experts, **k** of them for each token.
 
@@ -60,7 +60,7 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## A mixture of experts
 #
-# > **In short.** Use many feed-forward layers instead of one. A small router sends each token to the few that it scores highest. The model holds more, but a token costs hardly more than in one layer as wide as those few together.
+# > **In short.** Use many feed-forward layers instead of one. A router sends each token to the few that it scores highest. The model holds more, but a token costs hardly more than in one layer as wide as those few.
 #
 # Most of a large Transformer's parameters are in its feed-forward layers, and each token meets all of them. Mixtures of experts ([Shazeer et al. 2017](https://arxiv.org/abs/1701.06538); Switch, [Fedus et al. 2021](https://arxiv.org/abs/2101.03961); DeepSeekMoE, [Dai et al. 2024](https://arxiv.org/abs/2401.06066)) change that. For a token $x \in \mathbb{R}^D$, a router $W_r$ (D, E) and experts $f_1, \dots, f_E$:
 #
@@ -111,17 +111,15 @@ def dispatch(rows: Tensor, chosen: Tensor, weights: Tensor, experts: Sequence[nn
 # Check. If every expert computes every token, and all but the chosen weights are 0, the sum is the same:
 
 # %%
-torch.manual_seed(0)
 rows, weights, experts = torch.randn(4, 3), torch.rand(4, 2), [nn.Linear(3, 3) for _ in range(4)]
-every = torch.stack([expert(rows) for expert in experts], dim=1)  # (N, E, D)
 sparse = torch.zeros(4, 4).scatter(1, chosen, weights)  # (N, E)
-by_all = torch.einsum("ne,ned->nd", sparse, every)
+by_all = sum(sparse[:, [e]] * expert(rows) for e, expert in enumerate(experts))
 torch.testing.assert_close(dispatch(rows, chosen, weights, experts), by_all)
 
 # %% [markdown]
 # ### The layer
 #
-# After a call, `probs` and `visits` tell what the router did. `real` says where there are words: padding visits nobody. `bias` is 0 until the section on remedies. It is a *buffer*: without a gradient, but saved with the weights.
+# After a call, `probs` and `visits` tell what the router did. `real` says where there are words. `bias` is 0 until *Remedies*. It is a *buffer*: no gradient, but saved with the weights.
 #
 # **Your turn.** Write `MixtureOfExperts`.
 
@@ -130,9 +128,8 @@ torch.testing.assert_close(dispatch(rows, chosen, weights, experts), by_all)
 class MixtureOfExperts(nn.Module):
     """The best of many SwiGLUs for each token, and shared ones for all; dropless.
 
-    It keeps `top`, how many. Its parts are `router`, a linear map without bias, and the lists
-    `experts` and `shared`; `bias` (E,), a buffer, is added when experts are chosen, not when they
-    are weighed. After a call `probs` (N, E) and `visits` (E,) are its tokens' and their counts.
+    It keeps `top`, how many, `router`, linear without bias, the lists `experts` and `shared`, and the
+    buffer `bias` (E,), added when experts are chosen; after a call `probs` (N, E) and `visits` (E,).
     """
 
     def __init__(self, d_model: int, width: int, dropout=0.1, experts=8, top=2, shared=1):
@@ -157,9 +154,8 @@ class MixtureOfExperts(nn.Module):
         rows = x.flatten(0, -2) if real is None else x[real]  # (N, D): places don't matter
         self.probs, chosen, weights = self.route(rows)
         self.visits = chosen.flatten().bincount(minlength=len(self.experts))
-        y = dispatch(rows, chosen, weights, self.experts)
-        for expert in self.shared:
-            y = y + expert(rows)
+        shared = sum(expert(rows) for expert in self.shared)
+        y = dispatch(rows, chosen, weights, self.experts) + shared
         return y.view_as(x) if real is None else torch.zeros_like(x).index_put((real,), y)
 
 
@@ -183,13 +179,13 @@ print(f"visits: {layer.visits.tolist()}, {layer.visits.sum()} in all: two for ea
 # %% [markdown]
 # ## Why experts fall idle
 #
-# > **In short.** An expert that is chosen learns, and one that has learned is chosen. This leaves experts idle where tokens share a mean: then one step of the router moves an expert's score for all tokens at once.
+# > **In short.** An expert that is chosen learns, and one that has learned is chosen. Where tokens share a mean, one step of the router moves an expert's score for all of them. Then few experts are left.
 #
-# A router may come to send nearly all tokens to the same few experts: routing *collapses*. The usual explanation is a circle, each half of which causes the other (Shazeer et al., §4): an expert that is chosen learns, and an expert that has learned is chosen. But an expert that is ahead for some tokens needn't be ahead for all. What makes it so?
+# A router may come to send nearly all tokens to the same few experts: routing *collapses*. The usual explanation is a circle, two causes that drive each other (Shazeer et al., §4): an expert that is chosen learns, and an expert that has learned is chosen. But why should it be ahead for all tokens?
 #
 # Let tokens have a common mean m: $x = m + n$. Expert e's score is $w_e \cdot m + w_e \cdot n$, where $w_e$ is the router's vector for it. The first term is the same for all tokens. It can matter twice:
 #
-# - **At the start.** The expert that wins x wins $2x$ as well. So each wins in a *cone* that begins at 0. Tokens around 0 fall into every cone. With a mean far from 0 they lie in the same few. (In the picture, x has two features, and the mean is 4 away from 0.)
+# - **At the start.** The expert that wins x wins $2x$ as well. So each wins in a *cone* that begins at 0. Tokens around 0 fall into every cone, tokens far from it into few.
 # - **In learning.** A step of $w_e$ along m raises its score for all tokens at once.
 
 # %%
@@ -200,15 +196,20 @@ cloud = torch.randn(300, 2)  # (N, 2)
 cones_chart(router, {"mean 0": cloud, "mean 4 away": cloud + 8**0.5})
 
 # %% [markdown]
-# At a mean of 0, if x is as frequent as −x, full collapse is impossible. Their scores are opposite, so no expert is among the best two of eight for both. None gets more than half of the tokens, and at least four are visited.
+# If x is as frequent as −x, full collapse is impossible. Their scores are opposite, so no expert is among the best two of eight for both. At least four are visited.
 #
 # ### The experiment
 #
-# One layer of eight experts, two for each token, learns a small function of 16 features. A token is noise plus a mean, 0 or 1 in each feature. In a real layer, router and experts read the same. Here each has a mean of its own. The function is of the noise alone, so it is the same in all rows.
+# Eight experts, two for each token, learn a small function of 16 features. A token is noise plus a mean, 0 or 1 in each feature. In a real layer, router and experts read the same. Here we choose a mean for each. The function is of the noise alone, the same in all rows.
 #
-# In four rows both read a mean of 1 and something else differs: the experts stay as they were drawn; the mean's part of the first scores is subtracted, so that the start is even; the mean is in the first scores, but the router can't learn along it; or the router waits, and learns only after the experts have learned for 200 steps.
+# In the last five rows both read a mean of 1. In four of them something else differs:
 #
-# We call an expert *in use* if it has 2% of the visits. (An even part is 12.5%.) **Predict.** Which rows keep the most experts in use if the circle is the cause? If the start is? If learning along the mean is?
+# - *experts as drawn:* only the router learns.
+# - *can't learn along it:* the router's first scores hold the mean's part, and keep it.
+# - *router waits:* it learns only after the experts have learned for 200 steps.
+# - *even start:* the mean's part of the first scores is subtracted.
+#
+# We call an expert *in use* if it has 2% of the visits. (An even part is 12.5%.) **Predict.** Which of these four have few in use if the start is the cause? If learning along the mean is?
 
 
 # %%
@@ -267,18 +268,18 @@ titled(
 )
 
 # %% [markdown]
-# - **The start isn't the cause.** From an even start most experts fall idle, too. From an uneven one they don't, if the router can't learn along the mean: five or six are left, as before any step.
-# - **The circle needs the mean.** Without a mean at the router, seven or eight stay in use.
-# - **It is a circle.** Where the experts don't learn, or have learned before the router does, most stay in use.
+# - **Learning along the mean is the cause.** Without it five or six are left. With it two to five are left from an even start, and two or three from an uneven one.
+# - **The circle needs a mean at the router.** Without one, seven or eight stay in use.
+# - **It is a circle.** Where the experts don't learn, or learn before the router does, more stay in use.
 #
-# The mean must be at the experts, too. Our explanation: then each has an error that is the same for all tokens. The first to lose it is better for all of them.
+# The experts must read the mean, too. Our explanation: then each has an error that is the same for all tokens, and the first to lose it is better for all.
 #
 # ## Remedies
 #
-# > **In short.** Count the visits, and push against what is uneven: in the loss, or beside it. Or take the mean away from the router.
+# > **In short.** Push against uneven visits, in the loss or beside it. Or take the mean away from the router.
 #
-# - **A penalty** in the loss (Switch). With $v_e$ the part of the visits (the paper's $f_e$) and $P_e$ the mean probability of expert e, it is $E\sum_e v_e P_e$: 1 if all is even, and E/k if all tokens are sure of the same k experts. Only $P_e$ has a gradient. It pulls at the router, against the task if need be.
-# - **A bias** beside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step, add $u$ (`speed`) to the bias of every expert that had less than its even part, and take $u$ from those that had more. The bias decides who is *chosen*. The weights stay the router's.
+# - **A penalty** in the loss (Switch). With $v_e$ expert e's part of the visits (the paper's $f_e$) and $P_e$ its mean probability, it is $E\sum_e v_e P_e$: 1 if all is even, and E/k if all tokens are sure of the same k experts. Only $P_e$ has a gradient. It pulls at the router, against the task if need be.
+# - **A bias** beside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step, add `speed` to the bias of every expert that had less than its even part, and take it from those that had more. The bias decides who is *chosen*. The weights stay the router's.
 # - **No mean at the router.** Subtract the tokens' mean from what it reads.
 #
 # **Your turn.** Write the first two.
@@ -309,9 +310,9 @@ assert layer.bias.tolist() == [-0.5, 0.5, 0.5]
 # %% [markdown]
 # ### Real tokens
 #
-# What goes into the last feed-forward layer of the encoder in chapter 9's translator, for fifty captions, and what comes out? A mixture learns to do what this layer does, in 60 steps. The error is a part of the outputs' variance, on the same tokens.
+# Fifty captions go through the encoder of chapter 9's translator. In 60 steps, a mixture learns to do what its last feed-forward layer does to them. The error is a part of the outputs' variance, on the same tokens.
 #
-# **Predict.** How much of the inputs' mean square lies in their mean? (In the toy it is half.) Does each remedy bring all eight experts back? And does the error fall?
+# **Predict.** How much of the inputs' mean square lies in their mean? (In the toy: half.) Does each remedy bring all eight experts back, and does the error fall?
 
 # %%
 trained, seen = load_model(STUDIED), []
@@ -348,7 +349,7 @@ for name, own in remedied.items():
 visits_chart({name: own[0][1] for name, own in [*remedied.items()][1:]})
 
 # %% [markdown]
-# XXX
+# Left alone, three to five are in use. With each remedy it is seven or eight, and for each seed the error falls. Two experts alone are far worse. The error is lowest without a mean at the router, though penalty and bias keep as many busy.
 #
 # **Predict.** Which tokens does each expert take?
 
@@ -359,7 +360,7 @@ for expert in range(8):
     print(f"expert {expert}:", *(f"{piece} {n}" for piece, n in pieces.most_common(8)))
 
 # %% [markdown]
-# YYY
+# Expert 0 took each *Ein* and *Eine*, expert 5 other indefinite articles, expert 7 many people and animals. Nobody asked for this. But like words have like vectors: a fresh router sorts them in part, too.
 #
 # ### Padding isn't routed
 #
@@ -389,13 +390,13 @@ print(verdict_line("experts", block_verdicts()["experts"], RIVALS_OF_PARTS["expe
 block_means(["2017", "SwiGLU", "experts"])
 
 # %% [markdown]
-# The model has 620,000 parameters. A token meets 362,000 of them, about as many as the base has. *What the record can't say:* whether all experts were in use: their visits weren't kept.
+# The model has 620,000 parameters. A token meets 362,000 of them, about as many as the base has. Whether all experts were in use isn't on record.
 #
 # ## Summary
 #
 # - A router sends each token to k of E experts. Shared experts see every token.
 # - Dropless code sorts the visits by expert, and drops none.
-# - Experts fall idle where router and experts read a mean that tokens share, and both learn: one step of the router then moves an expert's score for all tokens at once.
+# - In our toy most experts fall idle where router and experts read a mean that tokens share, and both learn.
 # - A penalty, a bias, or a router that doesn't see the mean keeps them busy.
 #
 # ## What these papers did that we don't
