@@ -206,7 +206,7 @@ cones_chart(router, {"mean 0": cloud, "mean 4 away": cloud + 8**0.5})
 #
 # - *experts as drawn:* only the router learns.
 # - *can't learn along it:* the router's first scores hold the mean's part, and keep it.
-# - *router waits:* it learns only after the experts have learned for 200 steps.
+# - *router waits:* its 200 steps begin when the experts have learned for 200.
 # - *even start:* the mean's part of the first scores is subtracted.
 #
 # We call an expert *in use* if it has 2% of the visits. (An even part is 12.5%.) **Predict.** Which of these four have few in use if the start is the cause? If learning along the mean is?
@@ -268,7 +268,7 @@ titled(
 )
 
 # %% [markdown]
-# - **Learning along the mean is the cause.** Without it five or six are left. With it two to five are left from an even start, and two or three from an uneven one.
+# - **The router must learn along the mean.** Without that five or six are left. With it, two to five are left from an even start, and two or three from an uneven one.
 # - **The circle needs a mean at the router.** Without one, seven or eight stay in use.
 # - **It is a circle.** Where the experts don't learn, or learn before the router does, more stay in use.
 #
@@ -310,7 +310,7 @@ assert layer.bias.tolist() == [-0.5, 0.5, 0.5]
 # %% [markdown]
 # ### Real tokens
 #
-# Fifty captions go through the encoder of chapter 9's translator. In 60 steps, a mixture learns to do what its last feed-forward layer does to them. The error is a part of the outputs' variance, on the same tokens.
+# Fifty captions go through the encoder of chapter 9's translator. In 60 steps, a mixture learns to do what its last feed-forward layer does to them. The error is divided by the outputs' variance, on the same tokens.
 #
 # **Predict.** How much of the inputs' mean square lies in their mean? (In the toy: half.) Does each remedy bring all eight experts back, and does the error fall?
 
