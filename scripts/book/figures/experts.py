@@ -77,25 +77,25 @@ def cones_chart(router: Tensor, clouds: Mapping[str, Tensor]) -> alt.ConcatChart
 
 
 def visits_chart(histories: Mapping[str, Tensor]) -> alt.FacetChart:
-    """Shares of visits (200, 8) as stacked areas over the steps, a panel for each run."""
+    """Parts of visits (steps, 8) as stacked areas over the steps, a panel for each run."""
     rows = []
     for name, history in histories.items():
         for step in range(0, len(history), 5):
-            shares = history[step : step + 5].mean(0).tolist()
+            parts = history[step : step + 5].mean(0).tolist()
             rows += [
-                {"run": name, "step": step, "expert": expert, "share": share}
-                for expert, share in enumerate(shares)
+                {"run": name, "step": step, "expert": expert, "part": part}
+                for expert, part in enumerate(parts)
             ]
-    left, *others = (int((h[-20:].mean(0) > 0.02).sum()) for h in histories.values())
+    left, *others = (int((h[-5:].mean(0) > 0.02).sum()) for h in histories.values())
     kept = "all" if min(others) == 8 else f"{min(others)} or more"
     chart = alt.Chart(rounded(pd.DataFrame(rows))).mark_area(stroke="white", strokeWidth=0.5)
-    y = alt.Y("share:Q", stack=True, title="share of visits").scale(domain=[0, 1])
+    y = alt.Y("part:Q", stack=True, title="part of visits").scale(domain=[0, 1])
     x = alt.X("step:Q").axis(tickCount=3)
     areas = chart.encode(x, y.axis(format="%", tickCount=5), colored(**EXPERT), alt.Order("expert"))
     panels = areas.properties(width=130, height=200)
     return titled(
         panels.facet(column=alt.Column("run:N", sort=list(histories), title=None)),
         f"Left alone, {left} of eight experts are in use; with each remedy {kept}",
-        "Share of the visits to each expert over 200 steps, means of five; seed 0. An expert has "
+        "Part of the visits to each expert, means of five steps; seed 0. An expert has "
         "its colour in all panels.",
     )
