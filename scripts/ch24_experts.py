@@ -264,7 +264,7 @@ assert max(even_start, both) + 6 < min(others)  # by more than one expert, on av
 titled(
     heatmap([*counts.values()], [*counts], column_title="seed", digits=0, cell=(42, 26)),
     "Fewest are left where both read a mean and learn",
-    "Experts in use, of eight, in the last 20 of 200 steps: who reads a mean, and what else differs.",
+    "Experts in use, of eight, in the last 20 steps: who reads a mean, and what else differs.",
 )
 
 # %% [markdown]
