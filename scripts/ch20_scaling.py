@@ -26,7 +26,7 @@
 #
 # *If you read only three cells:* the first chart, `fit_law`, the table of *Which parameters count?*
 #
-# In this chapter **N** counts parameters, **D** target tokens, **C** operations, and **n** places where a loss was measured.
+# **N** counts parameters, **D** target tokens, **C** operations, and **n** places where a loss was measured.
 
 # %% tags=["bootstrap"]
 import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
@@ -124,7 +124,7 @@ costs = whole.set_index(["width", "passes"])["operations"]
 print("for the cost of six passes of width 32:", at_budget(whole, costs[32, 6]).round(2).to_dict())
 
 # %% [markdown]
-# At equal cost the two are level. The larger ones have read less. And at other budgets?
+# At equal cost the two are level. And at other budgets?
 
 # %%
 unit = costs[48, 1]  # of budget: one pass of width 48
@@ -137,7 +137,7 @@ assert all(min(curves[i].index) < best[i] < max(curves[i].index) for i in curves
 budget_chart(bought, 3, f"Eight times the budget: the best width goes from {best[0]} to {best[3]}")
 
 # %% [markdown]
-# With eight times the budget the best width doubles, and its passes grow from 1.8 to 5.1. So a larger budget should go into both.
+# With eight times the budget the best width doubles, and its passes grow from 1.8 to 5.1: a larger budget should go into both.
 #
 # **Pitfall.** *Operations aren't minutes.* Eight passes of width 96 have 14 times the operations of width 16, but took 2.8 times as long on the record's machine: small products use it badly (chapter 11). If you pay for minutes, choose wider.
 #
@@ -155,7 +155,7 @@ for label, name in (("on the way", "grid-multi30k"), ("to its end", "budgets-mul
 pd.DataFrame(after).dropna().round(2)
 
 # %% [markdown]
-# Neither: the end helps at the highest rate and harms at the lowest, and the best readings on the way (3.83 and 2.90) are no worse than the best ends (3.86 and 3.02). That is one seed, but nothing says that early readings wrong the wide model. After five passes they are level: width 64 has 2.10, and chapter 19's base, the same model to its end, 2.11. The fits below leave out the first pass: a third of it is warm-up.
+# Neither: the end helps at the highest rate and harms at the lowest, and the best readings on the way (3.83 and 2.90) are no worse than the best ends (3.86 and 3.02). With one seed, nothing says that early readings wrong the wide model. After five passes they are level: width 64 has 2.10, and to its end, as chapter 19's base, 2.11. The fits below leave out the first pass: a third of it is warm-up.
 #
 # ## Two laws
 #
@@ -298,7 +298,7 @@ print("measured:", curves[3].round(2).to_dict())
 decisions(later[cheap], 8)
 
 # %% [markdown]
-# The joint law comes near the measurement. The additive law takes width 48, which measured only 0.05 nats worse (2.15). So a wrong law may still decide well: near its lowest point a curve of equal budget is flat.
+# The joint law comes near the measurement. The additive law takes width 48, only 0.05 nats worse (2.15). So a wrong law may still decide well: near its lowest point a curve of equal budget is flat.
 #
 # **Your turn**: set a budget.
 
@@ -317,7 +317,7 @@ decisions(later, YOUR_BUDGET)
 #
 # $$ N_{\text{best}} \propto C^{a}, \qquad a = \frac{\beta}{\alpha + \beta} $$
 #
-# Kaplan et al. published $a = 0.73$: put most of a larger budget into a larger model. (That is from a law of size and steps. Their joint law's exponents, 0.076 and 0.103, give 0.58.) Hoffmann et al. found about 0.5, equal shares for size and text, and so trained Chinchilla (70 billion parameters, 1.4 trillion tokens). What do additive laws, as published, say for Chinchilla's budget?
+# Kaplan et al. published $a = 0.73$: put most of a larger budget into a larger model. (That is from a law of size and steps; their joint law's exponents give 0.58.) Hoffmann et al. found about 0.5, equal shares for size and text, and so trained Chinchilla (70 billion parameters, 1.4 trillion tokens). What do additive laws, as published, say for Chinchilla's budget?
 
 
 # %%
@@ -344,7 +344,7 @@ pd.DataFrame(rows, ["a", "best N"]).T
 #
 # ### Which parameters count?
 #
-# Kaplan et al. count only the parameters in the layers. Pearce and Song (2024) calculate that this, in small models, explains most of the gap. Our models are small, so we can try, with three choices of passes.
+# Kaplan et al. count only the parameters in the layers. Pearce and Song (2024) calculate that this, in small models, explains most of the gap. Ours are small, so we can try, with three choices of passes.
 #
 # **Predict.** With the embedding table left out of N and of C, does $a$ rise or fall?
 
@@ -358,9 +358,9 @@ ours = pd.DataFrame(rows).T.round({"a": 2, "E": 1}).unstack()
 ours.rename_axis(index=["law", "passes read"], columns=["", "N counts"])
 
 # %% [markdown]
-# With the layers alone, $a$ rises, by both laws and for each choice. It has to: from width 16 to 96 all parameters grow 14 times, those in the layers 34 times. So the same best models seem to grow faster.
+# With the layers alone, $a$ rises in each row. It has to: from width 16 to 96 all parameters grow 14 times, those in the layers 34 times. So the same best models seem to grow faster.
 #
-# How large $a$ is, these runs don't say: 0.42 to 0.76 with all parameters, 0.62 to 0.85 with the layers alone. (The first chart's rings give 0.51.) Nor do they say the floor: passes 7 and 8, when the rate is nearly zero, gain 0.02 nats at width 96; with them the additive law finds a floor of 0.9, without them none.
+# How large $a$ is, these runs don't say: 0.42 to 0.76 with all parameters, 0.62 to 0.85 with the layers alone. (The first chart's rings give 0.51.) Nor do they say the floor: passes 7 and 8, when the rate is low, gain 0.02 nats at width 96; with them the additive law finds a floor of 0.9, without them none.
 #
 # ## Two meanings of D
 #
@@ -389,7 +389,7 @@ for (meaning, D), law in product(MEANINGS.items(), (additive, joint)):
 pd.Series(rows).map("{:.1%}".format).unstack().rename_axis("D: the text that")
 
 # %% [markdown]
-# With the same text for all, the joint law predicted at least as well (above). Here the better law depends on D. But nobody chooses the text read to the best pass: the run's own loss does. And a token read again is worth less than a new one (Muennighoff et al. 2023).
+# Here the better law depends on D. But nobody chooses the best pass: the run's own loss does. And a token read again is worth less than a new one (Muennighoff et al. 2023).
 
 # %%
 N, D, losses = columns(grid, D="unique")
@@ -426,7 +426,7 @@ titled(
 )
 
 # %% [markdown]
-# None by themselves: it takes a law and a meaning of D. (8%: if a law is right, its floor lies beyond with a chance of 5%, by an F test.)
+# None without a law and a meaning of D. (8%: if a law is right, its floor lies beyond with a chance of 5%, by an F test.)
 #
 # - The two better fits (1.2% and 1.9% at best) prefer zero and take 0.3 at most. The worst (4.2%) takes all: it doesn't describe these runs, so it can't judge.
 # - Fitted to passes 2 to 8 of all captions, both laws prefer 0.7 and more (above). The floor belongs to law and runs, not to the language.
@@ -494,7 +494,7 @@ check(best_size)
 #
 # A nat *per piece* depends on the vocabulary. Captions are more predictable than other texts. And we predict a sentence whose translation is given.
 #
-# The exponents don't depend on the unit. But they depend on text, task, law and count: above, the same runs give an $a$ from 0.42 to 0.85.
+# The exponents don't depend on the unit, but on text, task, law and count: above, the same runs give an $a$ from 0.42 to 0.85.
 #
 # </details>
 #
