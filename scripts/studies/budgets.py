@@ -1,26 +1,19 @@
-"""Four widths, one budget (chapter 20): `python -m scripts.studies.budgets`.
+"""One pass, to its own end (chapter 20): `python -m scripts.studies.budgets`.
 
-Each model reads all pairs so often that all four cost about the same, by a schedule that ends
-there. The rate is swept for one pass, at both ends of the widths.
+The narrowest and the widest model of the grid read all pairs once, by a schedule that ends there.
+The rate is swept: its seed is that of the grid's sweeps, so the two compare run by run.
 """
 
-from scripts.studies.grid import BASE, rate_at, work
+from scripts.studies.grid import BASE, work
 from scripts.studies.runner import Plan, study_command
 
-AT_EIGHT = {(16, 8): 0.0336, (96, 8): 0.0084}  # what the grid's sweeps found for eight passes
-PASSES_OF = {96: 1, 64: 2, 48: 3, 32: 6}
+BEST_OF_EIGHT = {16: 0.0336, 96: 0.0084}  # what the grid's sweeps found for eight passes
 
 
 def plan_runs(plan: Plan) -> None:
-    """Two sweeps, then each width once."""
-    swept = {}
-    for (width, _), rate in AT_EIGHT.items():
-        swept[width, 1] = plan.sweep({"d_model": width, "share": 1, "epochs": 1}, rate)
-    if None not in swept.values():
-        corners = AT_EIGHT | {end: best["lr"] for end, best in swept.items()}
-        for width, epochs in PASSES_OF.items():
-            place = {"d_model": width, "share": 1, "epochs": epochs}
-            plan.seeds(place | {"lr": rate_at(width, epochs, corners)}, seeds=(1,))
+    """A sweep of each width."""
+    for width, rate in BEST_OF_EIGHT.items():
+        plan.sweep({"d_model": width, "share": 1, "epochs": 1}, rate)
 
 
 main = study_command("scripts.studies.budgets", BASE, plan_runs, work)

@@ -19,15 +19,15 @@ BASE = replace(STUDY, dropout=0.0, name="grid")
 ENDS = [(width, share) for width in (min(WIDTHS), max(WIDTHS)) for share in (1, max(PASSES))]
 
 
-def rate_at(width: int, other: int, corners: Mapping[tuple[int, int], float]) -> float:
-    """The peak rate at a width and a share (or passes), to three digits.
+def rate_at(width: int, share: int, corners: Mapping[tuple[int, int], float]) -> float:
+    """The peak rate at a width and a share, to three digits.
 
     It is interpolated between the four corners' rates, in all three logarithms.
     """
     ends = sorted(corners)
     (narrow, low), (wide, high) = ends[0], ends[-1]
     along = math.log(width / narrow) / math.log(wide / narrow)
-    across = math.log(other / low) / math.log(high / low)
+    across = math.log(share / low) / math.log(high / low)
     weights = [a * b for a in (1 - along, along) for b in (1 - across, across)]
     rate = math.exp(sum(w * math.log(corners[end]) for w, end in zip(weights, ends, strict=True)))
     return float(f"{rate:.3g}")

@@ -425,10 +425,8 @@ def budget_chart(bought: pd.DataFrame, start: float, title: str) -> alt.TopLevel
         best="'width ' + datum.width + ', ' + format(datum.passes, '.1f') + ' passes'"
     )
     full = alt.value(1)
-    hollow = base.transform_filter("datum.passes < 2").mark_circle(size=20)
     layers = [
         base.mark_line(point={"filled": True, "size": 50}),
-        hollow.encode(color=alt.value("white"), opacity=full),
         lowest.mark_point(size=160, strokeWidth=1.5),
         lowest.mark_text(dy=18).encode(text="best:N", color=alt.value(INK), opacity=full),
     ]
@@ -436,7 +434,7 @@ def budget_chart(bought: pd.DataFrame, start: float, title: str) -> alt.TopLevel
         alt.layer(*layers).add_params(slider).properties(width=480, height=320),
         title,
         "Each curve spends one budget; a unit is one pass of width 48. Rings: the best size. "
-        "Hollow: less than two passes. In Jupyter, a slider sets the budget.",
+        "In Jupyter, a slider sets the budget.",
         wrap=80,
     )
 
