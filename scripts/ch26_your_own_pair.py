@@ -348,7 +348,7 @@ seeds = [{cell: row["a thing"] for cell, row in run["who acts"].items()} for run
 beside_seeds(mine, seeds)
 
 # %% [markdown]
-# It takes both: with the object first and its capital, the first noun is a stranger's in 82 to 93% of the outputs; with either alone, in 14 to 55%. Without a capital, the thing that comes first often acts itself (34 to 75%). So the model takes the first noun for the actor. The capital hides that noun: 1 to 15% of the outputs name the thing, without it 76 to 100% ([record](../results/ruvel-causes.json)). Then it guesses a being, for in training only beings act. (A small beginning does harm, too: with its capital, 97 to 100% of the usual order are right.) Seed 1's outputs:
+# It takes both: with the object first and its capital, the first noun is a stranger's in 82 to 93% of the outputs; with either alone, in 14 to 55%. Without a capital, the thing that comes first often acts itself (34 to 75%). So the model takes the first noun for the actor. The capital hides that noun: 1 to 15% of the outputs name the thing, without it 76 to 100% ([record](../results/ruvel-causes.json)). Then it puts a being there: in training only beings act. (A small beginning does harm, too: with its capital, 97 to 100% of the usual order are right.) Seed 1's outputs:
 
 # %%
 pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]
