@@ -348,13 +348,13 @@ seeds = [{cell: row["a thing"] for cell, row in run["who acts"].items()} for run
 beside_seeds(mine, seeds)
 
 # %% [markdown]
-# Most strangers come where both meet: with the object first and its capital, 82 to 93% of the outputs begin with one; with either alone 14 to 55%, with neither 6 to 16%. The capital hides the thing: 1 to 15% of the outputs name it, without the capital 76 to 100% ([record](../results/ruvel-causes.json)). Seed 1's outputs:
+# Most strangers come where both meet: with the object first and its capital, 82 to 93% of the outputs begin with a stranger; with either alone 14 to 55%, with neither 6 to 16%. (All-small sentences are new, too: as taught, 97 to 100% of the usual order are right.) The capital hides the thing: 1 to 15% of the outputs name it, without the capital 76 to 100% ([record](../results/ruvel-causes.json)). Seed 1's outputs:
 
 # %%
 pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]
 
 # %% [markdown]
-# But why does anyone else act? Let the object be a being: its capital form is known. Each sign alone makes it the actor: the first place in 82 to 100% of the outputs, the capital in 76 to 88%; both do in 87 to 94%, neither in 2 to 18%. In training each actor has both, and is a being. This explains the dog: the model looks for a being where *Kurette* stands, and can't read it.
+# But why does a stranger act? Take objects that are beings, whose capital form the model knows. Then the object acts itself: by the first place alone in 82 to 100% of the outputs, by the capital alone in 76 to 88%, with both in 87 to 94%, with neither in 2 to 18%. In training each actor has both, and is a being. This fits the dog: *Kurette* stands where a being should, and can't be read.
 #
 # Why doesn't the model trust the ending? In training half of the objects have none. But trained again with an ending on each, the models do the same, in 87 to 100% ([record](../results/ruvel-endings.json)). No training sentence sets the ending against place and capital.
 #
