@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 45 with the code; a minute or two to run on a CPU |
 # | Before | [Chapter 25 · All of it on one page](ch25_one_page.ipynb) |
 #
-# *If you read only three cells:* the report of *Look before you train*, the table of *Where it fails*, the first chart of *Fifty sentences*.
+# *If you read only three cells:* the report of *Look before you train*, the table of *Where it fails*, the chart of *Fifty sentences*.
 
 # %% tags=["bootstrap"]
 import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
@@ -45,7 +45,7 @@ import pandas as pd
 
 from scripts.book.charts import titled
 from scripts.book.exercises import check
-from scripts.book.figures.own_pair import alignment, beside_seeds, repeats_chart, tuning_chart
+from scripts.book.figures.own_pair import alignment, beside_seeds, tuning_chart
 from scripts.book.figures.training import size_frame, sizes_chart
 from scripts.book.records import load_record
 from scripts.ch09_training_run import Run
@@ -83,7 +83,7 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # | order | who, where, to whom, what, and last the verb |
 # | an adjective | follows its noun: `havo gura`, the big dog |
 # | a noun's `-ra`, `-re` | plural: `havora`, the dogs |
-# | after it, `-ta`, `-te` | a definite object: `havota`, the dog; without it, a dog |
+# | after it, `-ta`, `-te` | a definite object: `havota`, the dog; without it, a dog. Who acts is always definite: `havo`, the dog |
 # | in its place, `-ka`, `-ke` | the receiver: `havoka`, to the dog |
 # | a verb's `-an`, `-en`; `-al`, `-el` | present; past: `makan`, sees; `makal`, saw |
 # | which of the two | by the word's last vowel: the one with a after a, o, u; the other after e, i |
@@ -133,7 +133,7 @@ with TemporaryDirectory() as folder:
 print(report_text(own.report))
 
 # %% [markdown]
-# A pair without a target teaches nothing, a copy teaches copying, a pair twice counts double, and a translation six times as long is probably none. Lines 200 and 400 are guesses (a name may equal its translation): look at them. Of the four that stay, line 500 is mended already; 600, 700 and 800 you mend by hand.
+# A pair without a target teaches nothing, a copy teaches copying, a pair twice counts double, and a translation six times as long is probably none. Lines 200 and 400 are guesses (a name may equal its translation): look at them. Of the four that stay, 500 and 800 need nothing; 600 and 700 you mend by hand.
 #
 # ## What may be held out
 #
@@ -239,7 +239,7 @@ def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
 
 
 # %% [markdown]
-# Our grammar writes one translation, so we count exact ones. The test set is the last 200 pairs; two have a twin in training. **Predict.** How many of the 200 will be right?
+# Our grammar writes one translation, so we count exact ones. The test set is the last 200 pairs; two have a twin in training, so twins give 1% at most. **Predict.** How many of the 200 will be right?
 
 
 # %%
@@ -292,14 +292,7 @@ assert says_not(translations(model, negated)) == exact(model, negated) == 0
 print(data.tokenizer.pieces("nok"))
 
 # %% [markdown]
-# None comes out right; no output of eight seeds holds a *not*, nor does any sentence in training. No unknown piece warns us: `nok` is cut into two known ones. Does `nok` change anything? **Instrument.** Delete it. These shares of the outputs stay the same, for seeds 1 to 8:
-
-# %%
-record = load_record("ruvel")
-print(*(f"{run['same_without_nok']:.0%}" for run in record["runs"]))
-
-# %% [markdown]
-# Only with seed 3 do most change. What changes is other words: seed 1 lets the horse that sang in the forest *sleep* there ([record](../results/ruvel-causes.json)).
+# None comes out right; no output of eight seeds holds a *not*, nor does any sentence in training. No unknown piece warns us: `nok` is cut into two known ones.
 #
 # With the object first 3 to 5 of 200 are right, and three of these mean the same either way (*Alenite aleni limel*). *Kurette lirel piri viten* means *The small singer washes the basket*; seed 1 says *The dog washes the small singer*. Where does the dog come from?
 #
@@ -317,7 +310,7 @@ assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns
 # | in its usual place | lirel piri kurette viten. | lirel piri Kurette viten. |
 # | first | kurette lirel piri viten. | Kurette lirel piri viten. |
 #
-# For the 99 sentences about a thing we count the outputs that name the object, and those whose first noun is the true actor. **Predict.** Which of the two does the letter decide, and which the order?
+# In 99 sentences the object is a thing. We ask whose noun comes first in the output: the true actor's, the object's, or that of a stranger, such as the dog. **Predict.** Which cell of the table brings the strangers?
 
 
 # %%
@@ -331,14 +324,17 @@ def crossed(pairs: PAIRS) -> dict[str, PAIRS]:
     return cells
 
 
-def readings(trained: Trained, pairs: PAIRS) -> dict[str, float]:
-    """The shares of outputs that name the object, and whose first noun is the true actor."""
-    named = acts = 0
-    for output, (_, reference) in zip(translations(trained, pairs), pairs, strict=True):
-        nouns, (actor, object_noun) = nouns_of(output), nouns_of(reference)
-        named += object_noun in nouns
-        acts += nouns[:1] == [actor]
-    return {"names the object": named / len(pairs), "true actor acts": acts / len(pairs)}
+def actors(outputs: Sequence[str], pairs: PAIRS) -> dict[str, float]:
+    """Who acts in the outputs, as their first noun says: a share for each.
+
+    A stranger isn't in the sentence; an output without a noun counts as his.
+    """
+    counts = {"the true actor": 0, "the object": 0, "a stranger": 0}
+    for output, (_, reference) in zip(outputs, pairs, strict=True):
+        actor, object_noun = nouns_of(reference)
+        roles = {object_noun: "the object", actor: "the true actor"}
+        counts[roles.get((nouns_of(output) or [""])[0], "a stranger")] += 1
+    return {who: count / len(pairs) for who, count in counts.items()}
 
 
 # %%
@@ -346,20 +342,21 @@ def readings(trained: Trained, pairs: PAIRS) -> dict[str, float]:
 object_first = ruvel_pairs(200, construction="object first")
 assert exact(model, object_first) < 0.05
 things = [pair for pair in object_first if nouns_of(pair[1])[1] in nouns_of(THINGS)]
-mine = {name: readings(model, pairs) for name, pairs in crossed(things).items()}
+mine = {cell: actors(translations(model, pairs), pairs) for cell, pairs in crossed(things).items()}
 causes = load_record("ruvel-causes")["runs"]
-beside_seeds(mine, [run["crossed"]["a thing"] for run in causes])
+seeds = [{cell: row["a thing"] for cell, row in run["who acts"].items()} for run in causes]
+beside_seeds(mine, seeds)
 
 # %% [markdown]
-# The letter decides whether the thing is named, in both orders. The order mostly decides who acts. We had expected a nearly perfect first row, but a small beginning does harm, too: of all such sentences 40 to 72% are right, with a capital 97 to 100% ([record](../results/ruvel-causes.json)). Seed 1's outputs:
+# Most strangers come where both meet: with the object first and its capital, 82 to 93% of the outputs begin with a stranger; with either alone 14 to 55%, with neither 6 to 16%. (All-small sentences are new, too: as taught, 97 to 100% of the usual order are right.) The capital hides the thing: 1 to 15% of the outputs name it, without the capital 76 to 100% ([record](../results/ruvel-causes.json)). Seed 1's outputs:
 
 # %%
 pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]
 
 # %% [markdown]
-# Between beings the capital letter counts even more. In *okemre piri Alenite tebel* (the small neighbours found the girl) the object has it: 76 to 88% of such outputs begin with the object, without the capital 2 to 18%. If the object comes first, 82 to 100% do, with either letter. So who has the capital acts, or else who comes first.
+# But why does a stranger act? Take objects that are beings, whose capital form the model knows. Then the object acts itself: by the first place alone in 82 to 100% of the outputs, by the capital alone in 76 to 88%, with both in 87 to 94%, with neither in 2 to 18%. In training each actor has both, and is a being. This fits the dog: *Kurette* stands where a being should, and can't be read.
 #
-# Why doesn't the model trust the ending? In training half of the objects have none. We trained again with an ending on each: 87 to 100% still begin with an object that comes first ([record](../results/ruvel-endings.json)). In training the actor always has the capital and the first place: no sentence shows that the ending counts.
+# Why doesn't the model trust the ending? In training half of the objects have none. But trained again with an ending on each, the models do the same, in 87 to 100% ([record](../results/ruvel-endings.json)). No training sentence sets the ending against place and capital.
 #
 # ## Fifty sentences
 #
@@ -408,20 +405,12 @@ scores.T
 # %%
 assert scores["fifty negations"]["old"] + 0.1 < scores["fifty others"]["old"] < 0.6
 assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
-tuning_chart(record["runs"])
+tuning_chart(load_record("ruvel")["runs"])
 
 # %% [markdown]
-# *Fifty negations* teach: 56% of the negations are right (mean of eight seeds). But the model forgets: 16% of the old sentences are right, and 35 to 83% of their translations say *not*. *Fifty others*, as often, do harm, too: 44% stay right. *Mixed* teaches and hardly forgets: 48% of the negations are right, and 96.5 to 98.5% of the old sentences.
+# *Fifty negations* teach: 56% of the negations are right (mean of eight seeds). But the model forgets: 16% of the old sentences are right, and 35 to 83% of their translations say *not*. *Fifty others*, as often, do harm, too: 44% stay right. *Mixed* teaches and hardly forgets: 48% of the negations are right, and 96.5 to 98.5% of the old sentences. It shows each of the fifty 50 times, not 130. With 50 passes *fifty negations* also has 48% of the negations right, but 53% of the old sentences ([record](../results/ruvel-causes.json)).
 #
-# What is wrong in the other half? Our answer, *does not brought*, has both common mistakes. Of the wrong outputs 24 to 43% have *does* for *did*, and 53 to 67% a wrong verb or form. All seeds share one fifty. With three others 40 to 60% of the negations are right, and 9 to 56% of the wrong outputs have *does* for *did* ([three seeds](../results/ruvel-causes.json)).
-#
-# What do more copies of the fifty among the 1,700 change? **Predict.** Which comes first: a *not*, or a right sentence?
-
-# %%
-repeats_chart(load_record("ruvel-controls")["runs"])
-
-# %% [markdown]
-# The *not* comes first: with two copies 96% of the outputs have it, but 25% are right; with ten, 51% (three of the eight seeds; more weren't tried).
+# What is wrong in the other half? Our answer, *does not brought*, has both common mistakes. With four fifties and three seeds 40 to 60% of the negations are right; of the wrong outputs 9 to 56% have *does* for *did*, and 37 to 83% a wrong verb or form (same record).
 #
 # On the command line:
 #
@@ -436,9 +425,9 @@ repeats_chart(load_record("ruvel-controls")["runs"])
 #
 # `--from` takes so few new pairs ten times each, and keeps the first run's validation and test pairs out of training. `valid.tsv` chooses the epoch. In our one run ([record](../results/ruvel-commands.json)) 98% of the old test set are right before and after; of `asked.tsv` none before, 53% after.
 #
-# <details><summary>Details: passes and rates</summary>
+# <details><summary>Details: copies and rates</summary>
 #
-# - **Passes.** *Mixed* shows each of the fifty 50 times, not 130. With 50 passes *fifty negations* has 53% of the old sentences right, not 16%, and 48% of the negations ([eight seeds](../results/ruvel-causes.json)).
+# - **Copies.** With two copies of the fifty among the 1,700, not ten, 96% of the negations get a *not*, but only 25% are right; with ten, 51% ([three seeds](../results/ruvel-controls.json)).
 # - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1. On other sentences 4e-3 is better ([record](../results/ruvel-controls.json)). `--from` takes 4e-3 among known pairs ([record](../results/ruvel-rates.json); none higher was tried), and 2e-4 for new ones alone.
 #
 # </details>
@@ -498,7 +487,7 @@ assert max(case.loc["at random", "fresh"], case.loc["honest", "its test set"]) <
 case.round(1)  # BLEU
 
 # %% [markdown]
-# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences. The honest split's have 48 to 58 and 57 to 65: fresh sentences aren't harder. (Its 99 are 33 sentences, three times each; another draw has 58 to 63, and 60 to 61.) It isn't overfitting either: with 8 epochs in place of 20 the random split's models have 21 to 30 BLEU on fresh sentences, with 40, 70 to 74 ([three seeds](../results/ruvel-controls.json)).
+# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences. The honest split's have 48 to 58 and 57 to 65: fresh sentences aren't harder. Nor is it overfitting: with 8 epochs, not 20, the random split's models have 21 to 30 BLEU on fresh sentences, and with 40 epochs 70 to 74 ([three seeds](../results/ruvel-controls.json)).
 #
 # ## What more pairs give
 #
@@ -511,7 +500,7 @@ wholes = [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)]
 sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 
 # %% [markdown]
-# With 1,000 pairs *by size* has 17.6 BLEU. *One for all* has 8.0: its 180 to 198 steps end within its warm-up of 400. *Longer* has 16.5.
+# With 1,000 pairs *by size* has 17.6 BLEU. *One for all* has 8.0: its 180 to 198 steps end within its warm-up of 400. *Longer* has 16.5: most of the gain comes from the passes.
 #
 # With so few, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)).
 #
@@ -530,7 +519,7 @@ sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 #
 # - Look at the pairs. Keep near-copies of held-out sentences out of training.
 # - A test set like the training set can't show what both lack. Ask for constructions one by one. Where two things are new, cross them.
-# - Fifty sentences halved the failures of one construction; with the object first, 3 to 5 right of 200 became 24 to 54 (exercise 3). Mix them with old ones, and measure what is forgotten.
+# - Fifty sentences halved the failures of one construction. Mix them with old ones, and measure what is forgotten.
 #
 # ## What the paper did that we don't
 #

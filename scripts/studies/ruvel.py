@@ -36,13 +36,13 @@ from scripts.ch26_your_own_pair import (
     LEARNER,
     PAIRS,
     SPLITS,
+    actors,
     case_scores,
     crossed,
     exact,
     fitted,
     honest_split,
     random_split,
-    readings,
     ruvel_corpus,
     shares,
     translations,
@@ -122,24 +122,28 @@ def chapter_runs(seed: int, data: TrainingData, model: Trained) -> dict[str, Any
     return scores | {"outputs": {name: shown_outputs(m, shown) for name, m in models.items()}}
 
 
+def readings(trained: Trained, pairs: PAIRS) -> dict[str, float]:
+    """The shares of outputs that name the object, and whose first noun is the true actor."""
+    outputs = translations(trained, pairs)
+    objects = [nouns_of(reference)[1] for _, reference in pairs]
+    named = sum(noun in nouns_of(output) for output, noun in zip(outputs, objects, strict=True))
+    acts = actors(outputs, pairs)["the true actor"]
+    return {"names the object": named / len(pairs), "true actor acts": acts}
+
+
 def who_acts(outputs: Sequence[str], pairs: PAIRS) -> dict[str, dict[str, float]]:
     """The shares of outputs whose first noun is each of `ACTORS`, by what the pairs' object is.
 
-    The object comes first in the pairs. One counts if its nouns differ. A stranger isn't in the
-    sentence; an output without a noun counts as his.
+    The object comes first in the pairs. One counts if its nouns differ.
     """
-    counts = {"a being": Counter(), "a thing": Counter()}
-    for output, (_, reference) in zip(outputs, pairs, strict=True):
-        actor, object_noun = nouns_of(reference)
-        roles = {object_noun: "the object", actor: "the true actor"}
+    parts = {"a being": [], "a thing": []}
+    for output, pair in zip(outputs, pairs, strict=True):
+        actor, object_noun = nouns_of(pair[1])
         if actor != object_noun:
             what = "a thing" if object_noun in nouns_of(THINGS) else "a being"
-            counts[what][roles.get(next(iter(nouns_of(output)), ""), "a stranger")] += 1
-    return {
-        what: {who: round(count[who] / count.total(), 3) for who in ACTORS}
-        for what, count in counts.items()
-        if count
-    }
+            parts[what].append((output, pair))
+    acts = {what: actors(*zip(*rows, strict=True)) for what, rows in parts.items() if rows}
+    return {what: {who: round(row[who], 3) for who in ACTORS} for what, row in acts.items()}
 
 
 def another_draw(pairs: PAIRS, share: float, seed: int) -> tuple[PAIRS, PAIRS]:

@@ -12,11 +12,6 @@ from scripts.book.look import GREY, PALETTE, colored
 alt, pd = Late("altair"), Late("pandas")
 
 BEFORE = "before fine-tuning"
-CURVES = {
-    "old: exactly right": "old",
-    "negated: says “not”": "negated_says_not",
-    "negated: exactly right": "negated",
-}
 
 
 def alignment(
@@ -58,9 +53,10 @@ def beside_seeds(
     """
     frame = pd.DataFrame(mine).T
     lowest, highest = (
-        pd.concat([pd.DataFrame(run).T for run in runs]).groupby(level=0).agg(end).loc[frame.index]
+        pd.concat([pd.DataFrame(run).T for run in runs]).groupby(level=0).agg(end)
         for end in ("min", "max")
     )
+    lowest, highest = (part.loc[frame.index, frame.columns] for part in (lowest, highest))
     if ((frame < lowest - 0.3) | (frame > highest + 0.3)).any(axis=None):
         raise ValueError("this model reads otherwise than the recorded ones")
     lowest, highest, shown = (part.map("{:.0%}".format) for part in (lowest, highest, frame))
@@ -95,34 +91,3 @@ def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
         raise ValueError("the mixed training forgets, or teaches too little for the title")
     title = "Mixed with old sentences, fifty negations teach and little is forgotten"
     return titled(drawn, title, f"A point is one of {len(runs)} seeds; 200 sentences on each axis.")
-
-
-def repeats_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
-    """What a mixed training teaches, by the copies of each new sentence in it.
-
-    Lines join the means of the runs, each of which is a point. The title says with how many copies
-    nine outputs of ten say "not". Raises ValueError if the most copies don't give far more right.
-    """
-    rows = [
-        {"curve": curve, "repeats": int(repeats), "share": 100 * row[column]}
-        for run in runs
-        for repeats, row in run["repeats"].items()
-        for curve, column in CURVES.items()
-    ]
-    frame = pd.DataFrame(rows)
-    shares = frame.groupby(["repeats", "curve"])["share"].mean().unstack()
-    x = alt.X("repeats:Q", title="copies of each of the fifty among the 1,700")
-    x = x.axis(values=shares.index.tolist(), labelFlush=False)
-    color = colored("curve", dict(zip(CURVES, PALETTE, strict=False)), title=None)
-    base = alt.Chart(rounded(frame)).encode(x, alt.Y("share:Q", title="outputs (%)"), color)
-    means = base.transform_aggregate(share="mean(share)", groupby=["curve", "repeats"])
-    shape = alt.Shape("curve:N", title=None).scale(domain=[*CURVES])  # for points on one another
-    drawn = means.mark_line() + base.mark_point(size=60).encode(shape)
-    says_not, right = shares["negated: says “not”"], shares["negated: exactly right"]
-    first, most = (says_not > 90).idxmax(), shares.index[-1]
-    if right[most] < 1.5 * right[first]:
-        raise ValueError("to be right doesn't take more copies")
-    title = f"With {first} copies nearly all say “not”; to be right takes more"
-    caption = "About 260 steps each: 7 passes with 0 to 2 copies, 6 with 3 and 5, 5 with 10. "
-    caption += f"{len(runs)} seeds, and their means; the dip at 3 lies within its seeds' spread."
-    return titled(drawn.properties(width=400, height=220), title, caption)
