@@ -36,3 +36,8 @@ def test_the_longest_of_the_last_steps_move_and_nothing_is_lost(monkeypatch):
         assert orders[f"{name}, long steps first"][:2] == [*long]
         assert orders[f"{name}, long steps late"][late] == [*long]
     assert orders["three long steps late"][0] == min(long, key=long.get)
+    after = range(max(long) + 1, 8)  # what follows the long steps
+    before = range(min(long) - len(after), min(long))
+    assert orders["others after the long steps"][8 - len(after) :] == [*before]
+    for name in ("order 1", "order 2"):
+        assert orders[f"{name}, long steps late, own end"][-2 - len(after) :] == [*long, *after]

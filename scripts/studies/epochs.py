@@ -5,12 +5,15 @@ translates the validation split. Now and then BLEU falls although both losses fa
 choice of captions (an interval), greedy search (a beam beside it), texts that repeat themselves
 (cut where they begin to), and the steps just before. The epoch with the deepest fall is repeated,
 with a look every few steps; then with its last long steps late or first, among the others in three
-orders, each with three draws of dropout, and looks at its last ten steps.
+orders or with other steps after them, each with three draws of dropout, and looks at its last ten
+steps. What a repetition found is kept beside the run, so that a study that was stopped goes on.
 """
 
+import json
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -152,6 +155,13 @@ class Epochs:
             **losses_by_label(trained, self.data),
         }
 
+    def kept(self, name: str, replay: Callable[[], list[dict]]) -> list[dict[str, float]]:
+        """What the replay of that name found, in an earlier run of the study or now."""
+        path = self.folder / f"replay {name}.json"
+        if not path.exists():
+            write_whole(path, json.dumps(replay()).encode())
+        return json.loads(path.read_text())
+
     def replay(
         self,
         epoch: int,
@@ -215,11 +225,17 @@ def orders_of(data: TrainingData, steps: list) -> dict[str, list[int]]:
     """The orders that an epoch is repeated in: the numbers of its steps, each of them once."""
     long, numbers = longest(data, steps, LAST), range(len(steps))
     late, shorter = min(long), sorted(long, key=long.get)[: LONG - STILL_LATE]
+    after = range(max(long) + 1, len(steps))  # the steps that follow the long ones
+    before, end = range(late - len(after), late), len(steps) - LONG - len(after)
     orders = {"as they came": [*numbers], "long steps first": moved(numbers, long, 0)}
     for seed in ORDERS:
         order = random.Random(seed).sample(numbers, len(numbers))
         orders[f"order {seed}, long steps late"] = moved(order, long, late)
         orders[f"order {seed}, long steps first"] = moved(order, long, 0)
+        own_end = moved(order, after, len(steps))
+        orders[f"order {seed}, long steps late, own end"] = moved(own_end, long, end)
+    swapped = moved(moved(numbers, after, before.start), before, len(steps))
+    orders["others after the long steps"] = swapped
     orders["five others first"] = moved(numbers, range(late - LONG, late), 0)
     orders["three long steps late"] = moved(numbers, shorter, 0)
     return orders
@@ -239,20 +255,24 @@ def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     near = range(steps - BEFORE, steps + BEYOND + 1, EVERY)
     late = moved(range(steps), longest(data, next_plan, steps), min(long))
 
-    def draws(epoch: int, order: Sequence[int]) -> list[dict[str, Any]]:
+    def draws(name: str, epoch: int, order: Sequence[int]) -> list[dict[str, Any]]:
         looks = range(steps - 2 * EVERY, steps + 1, EVERY)  # a fall may come and go
-        replays = [run.replay(epoch, looks, draw, order) for draw in DRAWS]
-        return [end | {"earlier": earlier} for *earlier, end in replays]
+        replays = {
+            f"{epoch}, {name}, {draw}": partial(run.replay, epoch, looks, draw, order)
+            for draw in DRAWS
+        }
+        found = [run.kept(*replay) for replay in replays.items()]
+        return [end | {"earlier": earlier} for *earlier, end in found]
 
     grown = sorted(range(len(pairs)), key=lambda i: len(ids[epoch][i]) - len(ids[epoch - 1][i]))
     return {
         "epoch": epoch,
         "difference": {k: round(getattr(chance, k), 4) for k in ("difference", "low", "high", "p")},
         "by a beam of 5": beams,
-        "step by step": run.replay(epoch, near),
+        "step by step": run.kept(f"{epoch}, step by step", partial(run.replay, epoch, near)),
         "long_steps": {number + 1: round(length, 1) for number, length in long.items()},
-        "controls": {name: draws(epoch, order) for name, order in orders_of(data, plan).items()},
-        "next epoch, longest steps late": draws(epoch + 1, late),
+        "controls": {n: draws(n, epoch, order) for n, order in orders_of(data, plan).items()},
+        "next epoch, longest steps late": draws("longest late", epoch + 1, late),
         "examples": [
             {
                 "source": pairs[i][0],
