@@ -207,10 +207,7 @@ def inspect_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
         "heads": heads,
         "even": {kind: by_name(numbers[0, 0]) for kind, numbers in even.items()},
         "groups": costs,
-        "ibm_model_1": {
-            "trained_on": len(corpus["train"]) + len(captions),
-            "links": model_1_links(corpus["train"], captions),
-        },
+        "ibm_model_1": {"links": model_1_links(corpus["train"], captions)},
     }
 
 

@@ -16,7 +16,7 @@ from scripts.core.checkpoints import saved_states
 from scripts.core.data import TrainingData, prepare
 from scripts.core.models import load_model
 from scripts.core.settings import PRESETS, TrainConfig
-from scripts.fast.run import average_if_better, evaluate, fit
+from scripts.fast.run import evaluate, fit
 from scripts.studies.runner import Run, kept_at
 
 RECIPE = "the recipe"
@@ -42,10 +42,8 @@ def scored_run(config: TrainConfig, data: TrainingData) -> Run:
         history = fit(config, data, folder, resume=bool(saved_states(folder)))
         trained = load_model(folder)  # the best epoch's
         beam = evaluate(trained, data.corpus["val"], config.beam, config.alpha)["bleu"]
-        *_, mean = average_if_better(config, data, folder, history).values()
         bleus = [round(row["val_bleu"], 3) for row in history]
-        scores = {"best": max(bleus), "mean of epochs": round(mean, 3), "beam": beam}
-        return {"history": bleus} | scores
+        return {"history": bleus, "best": max(bleus), "beam": beam}
 
     run = kept_at(folder / "score.json", {"config": asdict(config)}, train)
     del run["config"]
