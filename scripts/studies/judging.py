@@ -6,7 +6,7 @@ from scripts import ch10_judging as ch10
 from scripts.core.models import Trained
 from scripts.core.scores import corpus_bleu, held_out_splits
 from scripts.studies.searches import scores_of, searched, texts_of
-from scripts.studies.subject import Corpus, StudyOptions, Texts, encoded, subject_command
+from scripts.studies.subject import Corpus, Texts, encoded, subject_command
 
 BEAMS = (1, 5)  # greedy search, and the beam that the chapter judges
 
@@ -22,16 +22,15 @@ def beam_against_greedy(greedy: Texts, beam: Texts, references: Texts) -> dict[s
     }
 
 
-def analyse_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> dict[str, Any]:
+def analyse_model(trained: Trained, corpus: Corpus) -> dict[str, Any]:
     """All that the record says about the model."""
     split = held_out_splits(corpus)[0]
-    pairs = corpus[split][: options.sentences]
-    rows, references = encoded(trained, pairs)
+    rows, references = encoded(trained, corpus[split])
     hypotheses = searched(trained, rows, BEAMS, [0.6])
     outputs = {beam: texts_of(trained, best) for (beam, _), best in hypotheses.items()}
     return {
         "split": split,
-        "sentences": len(pairs),
+        "sentences": len(rows),
         "signatures": {"bleu": corpus_bleu(outputs[5], references).signature},
         "beams": [{"beam": k} | scores_of(texts, references) for k, texts in outputs.items()],
         "beam_against_greedy": beam_against_greedy(outputs[1], outputs[5], references),

@@ -11,7 +11,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from scripts.fast.decoding import fast_in_8_bits
 from scripts.fast.export import need_packages
 from scripts.fast.translating import DecodeOptions, ModelOptions, decode_ids, open_model
 from scripts.studies.searches import scores_of
-from scripts.studies.subject import Corpus, Rows, encoded
+from scripts.studies.subject import Corpus, Rows, SaveOptions, encoded
 from scripts.studies.turns import in_turns, seconds_of
 
 EXACT = "ours, exact stop"  # differs only for a beam
@@ -195,15 +194,7 @@ def race_decoding(
     }
 
 
-@dataclass
-class SpeedTestOptions:
-    """What is done with the record."""
-
-    save: bool = False
-    """Write results/decoding-speed.json."""
-
-
-def run_race(options: SpeedTestOptions) -> None:
+def run_race(options: SaveOptions) -> None:
     """Race translators of a test set, and print the table."""
     need_packages("ctranslate2", extra="bench")
     if not fast_in_8_bits():
@@ -219,7 +210,7 @@ def run_race(options: SpeedTestOptions) -> None:
     print(speed_frame(record).to_string(index=False))
 
 
-main = Command("scripts.studies.race_decoding", SpeedTestOptions, run_race)
+main = Command("scripts.studies.race_decoding", SaveOptions, run_race)
 
 if __name__ == "__main__":
     raise SystemExit(main())
