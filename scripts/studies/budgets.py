@@ -4,6 +4,8 @@ Each model reads all pairs so often that all four cost about the same, by a sche
 there. The rate is swept for one pass, at both ends of the widths.
 """
 
+from dataclasses import asdict
+
 from scripts.studies.grid import BASE, rate_at, work
 from scripts.studies.runner import Plan, study_command
 
@@ -23,7 +25,7 @@ def plan_runs(plan: Plan) -> None:
             plan.seeds(place | {"lr": rate_at(width, epochs, corners)}, seeds=(1,))
 
 
-main = study_command("scripts.studies.budgets", BASE, plan_runs, work)
+main = study_command("scripts.studies.budgets", asdict(BASE), plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -8,7 +8,7 @@ penalty.
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -192,7 +192,7 @@ def work(setting: Mapping[str, Any], task: Run) -> Run:
     return encoder_run(config, gaps, items, task["row"] == PRETRAINED)
 
 
-main = study_command("scripts.studies.classify", BASE, plan_runs, work)
+main = study_command("scripts.studies.classify", asdict(BASE), plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -7,7 +7,6 @@ of part only. What the chapter runs live has ten seeds.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -19,15 +18,8 @@ from scripts.studies.runner import Plan, Run, study_command
 RATES = (0.001, 0.004, 0.008)
 WARMUP = 40
 SEEDS = range(10)  # three for most cells
+SETTING = {"corpus": "reversal", "steps": 120}  # of all runs, beside what stands in chapter 5
 LAST = 20  # steps whose mean is a run's loss, and a point of its curve
-
-
-@dataclass(frozen=True)
-class FirstSteps:
-    """What all runs share, beside what stands in chapter 5."""
-
-    corpus: str = "reversal"
-    steps: int = 120
 
 
 def plan_runs(plan: Plan) -> None:
@@ -58,7 +50,7 @@ def reverse(setting: Mapping[str, Any], task: Run) -> Run:
     return {"loss": curve[-1], "curve": curve, "seconds": seconds}
 
 
-main = study_command("scripts.studies.first_steps", FirstSteps(), plan_runs, reverse)
+main = study_command("scripts.studies.first_steps", SETTING, plan_runs, reverse)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -316,7 +316,7 @@ def work(setting: Mapping[str, Any], task: Run) -> Run:
     return one_run(ROW, asdict(config_of(setting, task)), task, score, data) | facts
 
 
-main = study_command("scripts.studies.recipes", BASE, plan_runs, work)
+main = study_command("scripts.studies.recipes", asdict(BASE), plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -9,7 +9,7 @@ guessed for 10,000 lost to `small` by 1.5 BLEU with the first seed, so it got no
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -113,7 +113,7 @@ def plan_runs(plan: Plan) -> None:
         plan.seeds(place)
 
 
-main = study_command("scripts.studies.sizes", BASE, plan_runs, work)
+main = study_command("scripts.studies.sizes", asdict(BASE), plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

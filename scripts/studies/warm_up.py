@@ -5,7 +5,6 @@ The chapter's `learn_to_copy`, at six peaks and three warm-ups, in five seeds.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -17,13 +16,6 @@ from scripts.studies.runner import Plan, Run, study_command
 PEAKS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
 WARMUPS = (1, 10, 40)  # 1: none
 SEEDS = range(5)
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """All else stands in chapter 6."""
-
-    corpus: str = "copy"
 
 
 def plan_runs(plan: Plan) -> None:
@@ -41,7 +33,7 @@ def copy_words(_setting: Mapping[str, Any], task: Run) -> Run:
     return {"loss": round(sum(losses[-10:]) / 10, 4), "seconds": seconds}
 
 
-main = study_command("scripts.studies.warm_up", WarmUp(), plan_runs, copy_words)
+main = study_command("scripts.studies.warm_up", {"corpus": "copy"}, plan_runs, copy_words)
 
 if __name__ == "__main__":
     raise SystemExit(main())
