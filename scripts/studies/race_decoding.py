@@ -143,17 +143,6 @@ def one_at_a_time(ways: Mapping[str, Way], rows: Rows) -> list[dict[str, Any]]:
     return reports
 
 
-def scores(trained: Trained, ways: Mapping[str, Way], corpus: Corpus) -> list[dict[str, Any]]:
-    """BLEU of each way and beam on the validation split and each test set."""
-    reports = []
-    for split in ("val", *held_out_splits(corpus)):
-        rows, references = encoded(trained, corpus[split])
-        for (name, way), beam in itertools.product(ways.items(), BEAMS):
-            bleu = scores_of(texts_of(trained, way(rows, beam)), references)["bleu"]
-            reports.append({"split": split, "program": name, "beam": beam, "bleu": bleu})
-    return reports
-
-
 def race_decoding(
     trained: Trained, corpus: Corpus, sentences: int = 1000, rounds: int = 5
 ) -> dict[str, Any]:
@@ -182,15 +171,12 @@ def race_decoding(
         reports += race(own | plain, few[::3], trained, 1, threads)
         latency = one_at_a_time(own | single, [row for row, _ in pairs[::5]])
     torch.set_num_threads(threads)
-    bleu = scores(trained, own, corpus)
     return {
         "corpus": trained.config.corpus,
         "split": split,
         "sentences": len(whole),
-        "batches": {name: rival.batch for name, rival in rivals.items()},
         "reports": reports,
         "one_at_a_time": latency,
-        "scores": bleu,
     }
 
 
