@@ -160,12 +160,11 @@ def test_all_kinds_learn_from_the_same_captions_and_one_begins_as_the_masked_mod
     kinds = (classify.PRETRAINED, classify.SCRATCH, classify.BAG)
     task = {"labels": 60, "lr": 5e-3, "seed": 3}
     *runs, bag = (classify.work(asdict(SMALL), task | {"row": row}) for row in kinds)
-    assert all(0.3 < run[name] <= 1 for run in (*runs, bag) for name in ("val", "test", "misled"))
+    assert all(0.3 < run[name] <= 1 for run in (*runs, bag) for name in ("val", "test"))
     assert [as_masked for as_masked, _ in begun] == [True, False]
     read = classify.labelled(drawn, gaps.tokenizer).ids
     assert all(ids.equal(read) for _, ids in begun) and bag == classify.bag_run(gaps, drawn)
-    hard = [item for item in gaps.items["test"] if {"mit", "von", "auf"} & {*item.before}]
-    assert bag["captions"]["test"] > bag["captions"]["misled"] >= len(hard)
+    assert bag["captions"]["test"] == len(gaps.items["test"])
     assert bag["singular"] == sum(not item.plural for item in gaps.items["test"])
 
 
@@ -174,6 +173,6 @@ def test_an_encoder_learns_a_few_captions_by_heart(few, monkeypatch):
     some = gaps.items["train"][:16]
     assert {item.plural for item in some} == {True, False}
     monkeypatch.setattr(classify, "ROUND", 640)
-    gaps = replace(gaps, items=dict.fromkeys(("val", "test", "misled"), some))
+    gaps = replace(gaps, items=dict.fromkeys(("val", "test"), some))
     run = classify.encoder_run(replace(SMALL, d_model=32, lr=1e-2), gaps, some, pretrained=False)
     assert run["test"] > 0.9
