@@ -31,7 +31,6 @@ from scripts import ROOT
 from scripts import ch11_where_the_time_goes as ch11
 from scripts import ch12_going_fast as ch12
 from scripts.book.command import Command
-from scripts.book.instruments import saved_bytes
 from scripts.book.records import provenance, save_record
 from scripts.ch06_training import EOS, PAD, Batch, LabelSmoothing, batch_loss
 from scripts.ch07_multi30k import FIXED_WIDTH, Example, make_batch, token_batches
@@ -110,16 +109,16 @@ class Runner:
         torch.set_num_threads(contender.threads)
         if contender.keep_memory:
             keep_memory()
-        self.contender, self.criterion = contender, LabelSmoothing(0.1)
+        self.contender = contender
         self.model = PEERS.get(contender.model, ch11.series_model)(contender.shape).train()
         adam = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
         fused = contender.fused_adam or None  # PyTorch chooses
-        self.optimizer = torch.optim.Adam(self.model.parameters(), fused=fused, **adam)
+        optimizer = torch.optim.Adam(self.model.parameters(), fused=fused, **adam)
         how = contender.how
         loss_of = partial(fast_loss, switches=how) if how else batch_loss
         loss_of = peer_loss if contender.model in PEERS else loss_of
-        self.loss_of = torch.autocast("cpu", torch.bfloat16, contender.autocast)(loss_of)
-        self.take = Step(self.model, self.criterion, self.optimizer, self.loss_of, 1.0)
+        loss_of = torch.autocast("cpu", torch.bfloat16, contender.autocast)(loss_of)
+        self.take = Step(self.model, LabelSmoothing(0.1), optimizer, loss_of, 1.0)
 
     def lap(self) -> None:
         """An optimizer step on each batch."""
@@ -331,26 +330,23 @@ def race_base() -> dict[str, Any]:
 
 AXES = {  # of growth: shape, sentences and their length, of which one is set
     "length": {n: (SMALL, 2048 // n, n) for n in (8, 16, 32, 64, 128, 256)},
-    "tokens": {n: (SMALL, n // 32, 32) for n in (256, 512, 1024, 2048, 4096, 8192)},
     "width": {n: (replace(SMALL, d_model=n, d_ff=4 * n), 64, 32) for n in (64, 128, 256, 512, 768)},
-    "depth": {n: (replace(SMALL, N=n), 64, 32) for n in (1, 2, 3, 6, 9, 12)},
 }
 
 
 def growth_point(shape: Shape, sentences: int, length: int) -> dict[str, Any]:
-    """Seconds, kept memory and operations of a textbook's step on random ids, all rows full."""
+    """Seconds and operations of a textbook's step on random ids, all rows full."""
     sides = torch.randint(EOS + 1, shape.vocab, (2, sentences, length + 1)).tolist()
     pairs = [Example(source[1:], target) for source, target in zip(*sides, strict=True)]
     runner = Runner(Contender(fused_adam=True, shape=shape), [pairs])
     return {
         "seconds": ch11.best_seconds(runner.lap, repeats=4),
-        "bytes": saved_bytes(runner.loss_of, runner.model, runner.batches[0], runner.criterion),
         "flops": runner.flops,
     }
 
 
 def race_growth() -> dict[str, Any]:
-    """Seconds and memory of a step along four axes."""
+    """Seconds of a step along two axes."""
     points = [
         {"axis": axis, "value": value, "path": "textbook"} | growth_point(*setting)
         for axis, settings in AXES.items()
