@@ -9,7 +9,6 @@ from typing import Literal
 
 from scripts.book.command import Command
 from scripts.ch14_leaving_home import export_ctranslate2, export_onnx
-from scripts.core.models import without_model
 from scripts.fast.export import need_packages
 from scripts.fast.translating import ModelOptions, open_model
 
@@ -36,7 +35,10 @@ def run_export(options: ExportOptions) -> None:
     chosen = list(writers) if options.format == "both" else [options.format]
     for name in chosen:
         need_packages(*packages[name])  # before anything is written
-    folders = {name: without_model(Path(options.folder) / name) for name in chosen}
+    folders = {name: Path(options.folder) / name for name in chosen}
+    for folder in folders.values():
+        if (folder / "model.safetensors").exists():  # other files would spoil it
+            raise ValueError(f"{folder} holds a model: choose another folder")
     trained = open_model(ModelOptions(model=options.model, device="cpu"))
     for name, folder in folders.items():
         try:
