@@ -2,42 +2,33 @@
 
 from typing import Any
 
-from scripts import ch10_judging as ch10
+from scripts.ch10_judging import sentence_parts
 from scripts.core.models import Trained
 from scripts.core.scores import corpus_bleu, held_out_splits
 from scripts.studies.searches import scores_of, searched, texts_of
-from scripts.studies.subject import Corpus, Texts, encoded, subject_command
+from scripts.studies.subject import Corpus, encoded, subject_command
 
-BEAMS = (1, 5)  # greedy search, and the beam that the chapter judges
-
-
-def beam_against_greedy(greedy: Texts, beam: Texts, references: Texts) -> dict[str, Any]:
-    """The comparison for the record. A sentence's `sentence_parts` are a line of ten integers."""
-    counts = ch10.sentence_parts([greedy, beam], references)
-    compared, names = ch10.paired_difference(counts), ("greedy", "beam of 5")
-    lines = [[" ".join(map(str, row)) for row in rows] for rows in counts.tolist()]
-    return {
-        **{key: round(getattr(compared, key), 4) for key in ("difference", "low", "high", "p")},
-        "sentence_parts": dict(zip(names, lines, strict=True)),
-    }
+BEAMS, NAMES = (1, 5), ("greedy", "beam of 5")  # the searches that the chapter judges
 
 
-def analyse_model(trained: Trained, corpus: Corpus) -> dict[str, Any]:
-    """All that the record says about the model."""
+def compare_searches(trained: Trained, corpus: Corpus) -> dict[str, Any]:
+    """Scores of both searches; each sentence's `sentence_parts` are a line of ten integers."""
     split = held_out_splits(corpus)[0]
     rows, references = encoded(trained, corpus[split])
-    hypotheses = searched(trained, rows, BEAMS, [0.6])
-    outputs = {beam: texts_of(trained, best) for (beam, _), best in hypotheses.items()}
+    best = searched(trained, rows, BEAMS, [0.6]).values()
+    outputs = dict(zip(BEAMS, (texts_of(trained, some) for some in best), strict=True))
+    counts = sentence_parts([*outputs.values()], references).tolist()
+    lines = ([" ".join(map(str, parts)) for parts in texts] for texts in counts)
     return {
         "split": split,
         "sentences": len(rows),
         "signatures": {"bleu": corpus_bleu(outputs[5], references).signature},
         "beams": [{"beam": k} | scores_of(texts, references) for k, texts in outputs.items()],
-        "beam_against_greedy": beam_against_greedy(outputs[1], outputs[5], references),
+        "beam_against_greedy": {"sentence_parts": dict(zip(NAMES, lines, strict=True))},
     }
 
 
-main = subject_command("scripts.studies.judging", "decoding", analyse_model)
+main = subject_command("scripts.studies.judging", "decoding", compare_searches)
 
 if __name__ == "__main__":
     raise SystemExit(main())
