@@ -9,7 +9,6 @@ from typing import Literal
 
 from scripts.book.command import Command
 from scripts.ch14_leaving_home import export_ctranslate2, export_onnx
-from scripts.core.models import without_model
 from scripts.fast.export import need_packages
 from scripts.fast.translating import ModelOptions, open_model
 
@@ -29,21 +28,20 @@ class ExportOptions:
 def run_export(options: ExportOptions) -> None:
     """Write a model for ONNX Runtime and for CTranslate2.
 
-    Raises ValueError if a package is missing or the folder can't be written.
+    Raises ValueError if a package is missing, OSError if the folder can't be written.
     """
     writers = {"onnx": export_onnx, "ctranslate2": export_ctranslate2}
     packages = {"onnx": ["onnx", "onnxscript"], "ctranslate2": ["ctranslate2"]}
     chosen = list(writers) if options.format == "both" else [options.format]
     for name in chosen:
         need_packages(*packages[name])  # before anything is written
-    folders = {name: without_model(Path(options.folder) / name) for name in chosen}
+    folders = {name: Path(options.folder) / name for name in chosen}
+    for folder in folders.values():
+        if (folder / "model.safetensors").exists():  # other files would spoil it
+            raise ValueError(f"{folder} holds a model: choose another folder")
     trained = open_model(ModelOptions(model=options.model, device="cpu"))
     for name, folder in folders.items():
-        try:
-            writers[name](trained, folder)
-        except OSError as error:
-            reason = f"can't write to {folder} ({error.strerror or error})"
-            raise ValueError(f"{reason}: choose another folder") from error
+        writers[name](trained, folder)
         size = sum(path.stat().st_size for path in folder.iterdir())
         print(f"{folder}: {size / 1e6:.1f} MB")
 

@@ -56,14 +56,11 @@ def best_texts(
 
 
 def open_input(options: TranslateOptions) -> contextlib.AbstractContextManager[BinaryIO]:
-    """What to translate, as bytes. Raises ValueError if there is nothing to read from."""
+    """What to translate, as bytes. Raises ValueError or OSError if it can't be read."""
     if options.text:
         return text_stream(options.text)
     if options.input is not None:
-        try:
-            return open(options.input, "rb")
-        except OSError as error:
-            raise ValueError(f"can't read {options.input!r}: {error.strerror}") from error
+        return open(options.input, "rb")
     if sys.stdin is None:
         raise ValueError("there is no standard input: give texts, or --input FILE")
     return contextlib.nullcontext(sys.stdin.buffer)  # not ours to close

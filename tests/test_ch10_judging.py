@@ -23,8 +23,7 @@ from scripts.ch10_judging import (
 from scripts.core.models import Trained, load_model
 from scripts.core.scores import corpus_bleu
 from scripts.corpora.load import load_corpus
-from scripts.fast.translating import DecodeOptions, decode_hypotheses, translate
-from scripts.studies.judging import QUOTED
+from scripts.fast.translating import DecodeOptions, decode_hypotheses
 from scripts.studies.searches import searched, texts_of
 
 
@@ -140,7 +139,7 @@ def test_ranking_anew_equals_searching_anew(weak, pairs):
 
 
 def test_the_record_is_of_the_model_that_ships():
-    """Its weights, what it writes for the quoted sentences, and what their scores are made of."""
+    """Its weights, and what its scores are made of."""
     record = load_record("decoding-multi30k")
     searches = record["beam_against_greedy"]["sentence_parts"].values()
     sums = [sum(np.loadtxt(lines, dtype=int)).tolist() for lines in searches]
@@ -148,8 +147,3 @@ def test_the_record_is_of_the_model_that_ships():
     assert [round(score, 2) for score in scores] == [row["bleu"] for row in record["beams"]]
     folder = ROOT / "models" / record["model"]
     assert record["weights_sha256"] == sha256(folder / "model.safetensors")
-    quoted = record["worst"][:QUOTED]
-    sources = [row["source"] for row in quoted]
-    outputs = translate(load_model(folder), sources, DecodeOptions(beam=5))
-    same = sum(output == row["output"] for output, row in zip(outputs, quoted, strict=True))
-    assert same >= len(quoted) - 1  # another machine may round one near-tie the other way

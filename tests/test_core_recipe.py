@@ -157,10 +157,10 @@ def test_the_kind_of_a_step_and_its_precision_are_decided_once(monkeypatch):
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for has_cuda, name, words in (
-        (False, "a toaster", "unknown device"),
-        (False, "meta", "no code for device 'meta'"),
-        (False, "cuda", "no usable GPU"),
-        (True, "cuda:1", "no 'cuda:1': this machine has 1 GPUs"),
+        (False, "a toaster", "no device 'a toaster' here: choose auto, cpu$"),
+        (False, "meta", "no device 'meta'"),
+        (False, "cuda", "no device 'cuda'"),
+        (True, "cuda:1", "choose auto, cpu, cuda, cuda:0"),
     ):
         monkeypatch.setattr(torch.cuda, "is_available", lambda has_cuda=has_cuda: has_cuda)
         with pytest.raises(ValueError, match=words):

@@ -21,7 +21,7 @@ from scripts.ch11_where_the_time_goes import BASE, SMALL, TINY, series_model
 from scripts.ch14_leaving_home import export_ctranslate2
 from scripts.core.models import load_model
 from scripts.corpora.load import load_corpus
-from scripts.fast import passes, translating
+from scripts.fast import translating
 from scripts.fast.fast import FAST, fast_loss
 from scripts.studies import race_decoding, race_training, waterfall
 from scripts.studies.peers import PEERS, TorchTransformer, peer_loss
@@ -69,7 +69,6 @@ def sample(monkeypatch):
     examples = data_of("sample", 1000)
     monkeypatch.setattr(race_training, "data_of", lambda corpus, vocab: examples)
     monkeypatch.setattr(race_training.ch11, "matrix_rates", lambda kind=None: [1e9])
-    monkeypatch.setattr(race_training.ch11, "memory_bandwidth", lambda: 1e9)
 
 
 def test_pytorchs_transformer_with_our_weights_has_our_loss():
@@ -96,7 +95,6 @@ def test_batches_hold_their_budget_and_predicted_tokens_count(sample, batching):
         assert batch.ntokens == sum(target for _, target in lengths_of(examples))
     assert runner.targets == sum(batch.ntokens for batch in runner.batches)
     report = runner.report([1.0, 2.0, 4.0], {"matrix_rate": 1e9})
-    assert (report["lowest"], report["highest"]) == (0.2, 1.0)  # tokens a second
     assert report["seconds_per_step"] == round(2 * runner.targets / 5, 4)
     assert report["mfu"] == pytest.approx(runner.flops / (2 * runner.targets) / 1e9, abs=1e-4)
     assert lengths_of([Example([5, EOS], [BOS, 7, EOS])]) == [(2, 2)]  # bos is given
@@ -113,7 +111,6 @@ def test_a_race_is_of_pairs_in_processes_and_its_record_is_whole(sample):
     assert record["contenders"] == {name: asdict(one) for name, one in contenders.items()}
     assert reports.keys() == contenders.keys()
     for name, report in reports.items():
-        assert 0 < report["lowest"] <= report["tokens_per_second"] <= report["highest"]
         assert report["peak_bytes"] > 0 and report["mfu"] > 0
         if name != "ours":
             assert report["times"] == sorted(report["rounds"])[1]
@@ -124,7 +121,7 @@ def test_a_race_is_of_pairs_in_processes_and_its_record_is_whole(sample):
         race({"ours": contenders["ours"], "dead": dead}, 1, 1, 200)
 
 
-@pytest.mark.parametrize("name, count", [("peers", 9), ("compiled", 5), ("steps", 0), ("base", 1)])
+@pytest.mark.parametrize("name, count", [("peers", 9), ("steps", 0), ("base", 1)])
 def test_what_the_processor_lacks_is_left_out_and_named(sample, name, count, monkeypatch, capsys):
     """No product of 16 bits is timed, and such a record doesn't take the place of a whole one."""
     timed = []
@@ -135,7 +132,6 @@ def test_what_the_processor_lacks_is_left_out_and_named(sample, name, count, mon
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     monkeypatch.setattr(race_training, "ProcessPoolExecutor", process)
     monkeypatch.setattr(race_training, "ask", lambda one, *words: 1.0 if len(words) < 2 else {})
-    monkeypatch.setattr(race_training, "step_account", lambda one, batches: timed.append(one))
     assert race_training.main([name]) == 0
     assert timed and not any(one.half for one in timed)
     assert capsys.readouterr().out.count("bf16") == count
@@ -158,21 +154,16 @@ def test_every_peer_races_in_both_precisions_with_and_without_kept_memory():
     assert {*itertools.product(PEERS, (False, True), (False, True))} <= {*settings}
 
 
-def test_growth_and_an_account_are_of_one_step(sample, monkeypatch):
+def test_growth_is_of_one_step(sample, monkeypatch):
     points = [p for p in load_record("speed-growth")["points"] if p["path"] == "textbook"]
     axes = race_training.AXES
-    assert [(p["axis"], p["value"]) for p in points] == [(a, n) for a in axes for n in axes[a]]
+    values = [(p["axis"], p["value"]) for p in points if p["axis"] in axes]
+    assert values == [(axis, n) for axis in axes for n in axes[axis]]
     monkeypatch.setattr(race_training.ch11, "best_seconds", lambda lap, repeats: lap() or 1.0)
-    monkeypatch.setattr(race_training, "AXES", {"tokens": {256: axes["tokens"][256]}})
+    monkeypatch.setattr(race_training, "AXES", {"length": {8: axes["length"][8]}})
     (point,) = race_training.race_growth()["points"]
-    recorded = next(p for p in points if (p["axis"], p["value"]) == ("tokens", 256))
-    assert point.keys() == recorded.keys() and point["flops"] == recorded["flops"]
-    assert point["bytes"] == pytest.approx(recorded["bytes"], rel=0.02)
-    batches = batches_of("length", count=2, max_tokens=200)
-    spent = race_training.step_account(replace(OURS, shape=SHAPE), batches)
-    assert [*spent] == [*race_training.KINDS, "Python and autograd"]
-    assert spent["matrix products"] > 0 and spent["Adam and clipping"] > 0
-    assert spent["our functions in C"] > 0 or not passes.suits(torch.empty(1))
+    recorded = next(p for p in points if (p["axis"], p["value"]) == ("length", 8))
+    assert point["flops"] == recorded["flops"]
 
 
 def test_records_are_of_the_contenders_that_the_module_names():
@@ -237,10 +228,9 @@ def test_a_program_is_timed_and_scored_and_compared_with_ours(trained, monkeypat
 def test_a_tiny_race_has_a_whole_record_or_leaves_8_bits_out(trained, has, monkeypatch, capsys):
     monkeypatch.setattr(race_decoding, "fast_in_8_bits", lambda: has)
     monkeypatch.setattr(translating, "fast_in_8_bits", lambda: has)
-    monkeypatch.setattr(race_decoding, "scores", lambda *_: [])
     monkeypatch.setattr(race_decoding, "BATCHES", (8,))
     record = race_decoding.race_decoding(trained, load_corpus("sample"), sentences=15, rounds=1)
-    assert {*load_record("decoding-speed")} >= {*record} >= {"split", "scores", "one_at_a_time"}
+    assert {*load_record("decoding-speed")} >= {*record} >= {"split", "one_at_a_time"}
     programs = {report["program"] for report in record["reports"]}
     others = {"ours, float32", "ours, exact stop", "CTranslate2, float32", "CTranslate2, int8"}
     assert programs == others | {"textbook"} | ({"ours, int8"} if has else set())
@@ -278,5 +268,5 @@ def test_the_tiny_waterfall_has_what_the_record_has(task):
     assert {*recorded} >= {*record}
     assert [*record["stages"]] == [*STAGES][:-1] == [*recorded["stages"]][:-1]
     last = record["stages"].pop(record["reference"])
-    assert last["times"] == 1.0 and last["mfu"] > 0 and last["loss"] > 0
+    assert last["times"] == 1.0 and last["loss"] > 0
     assert {*recorded["stages"]["recorded"]} >= {*last}

@@ -40,8 +40,8 @@ def make(forty_pairs, tmp_path, monkeypatch):
     monkeypatch.setattr(risk, "CANDIDATES", 2)
     changes = {"max_tokens": 128, "device": "cpu", "average": 0, "risk": 150.0}
     config = LessonConfig(**vars(load_model(FIRST).config) | changes)
-    kind = partial(RiskTraining, start=FIRST / "model.safetensors")
-    return partial(training_of, config, forty_pairs, tmp_path, loss_for=lesson_loss, kind=kind)
+    parts = {"kind": RiskTraining, "loss_for": lesson_loss, "tune": FIRST}
+    return partial(training_of, config, forty_pairs, tmp_path, **parts)
 
 
 @pytest.mark.parametrize("switches", [FAST, PLAIN], ids=["fast", "plain"])

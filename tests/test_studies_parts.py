@@ -1,7 +1,5 @@
 """The study of chapter 4: what it plans, what it calls spared, and one short training of it."""
 
-from dataclasses import asdict, replace
-
 import pytest
 import torch
 
@@ -10,7 +8,7 @@ from scripts.ch04_encoder_decoder import PARTS
 from scripts.studies import parts
 from scripts.studies.runner import Plan, these
 
-SETTING = asdict(replace(parts.Setting(), words=4))
+SETTING = parts.SETTING | {"words": 4}
 
 
 def wanted(runs):
@@ -48,7 +46,7 @@ def test_a_training_is_judged_by_length():
 
 def test_the_record_is_complete():
     record = load_record("parts-reversal")
-    assert record["setting"] == asdict(parts.Setting())
+    assert record["setting"] == parts.SETTING
     assert not [run for run in wanted(record["runs"]) if not these(record["runs"], **run)]
 
 

@@ -95,7 +95,7 @@ def test_a_command_keeps_its_record_where_it_is_asked_to(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "step_back", lambda: None)
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
     command = study_command(
-        "scripts.studies.squares", STUDY, lambda plan: plan.append({"x": 5}), echo
+        "scripts.studies.squares", asdict(STUDY), lambda plan: plan.append({"x": 5}), echo
     )
     record = command.run(runner.Hours(hours=1, workers=1))
     assert record["runs"][0]["loss"] == STUDY.epochs and record["setting"] == asdict(STUDY)

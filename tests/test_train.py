@@ -143,16 +143,15 @@ def test_the_command_leaves_a_model_a_record_a_log_and_publishes_them(
 
 
 REFUSALS = {
-    "finished run: lengthen it by --from": ((), ["--seed", "2"]),
-    "lacks its record: finish it with --resume": (["record.json"], []),
-    "a model: choose another --name": (["record.json", "state-*", "epoch-*"], []),
+    "go on with --resume, lengthen what is finished by --from": (["record.json"], []),
+    "holds a run or a model": (["record.json", "state-*", "epoch-*"], []),
     "lengthened in its own place": ((), ["--from", "ONE", "--name", "one", "--epochs", "2"]),
     "give more by --epochs": ((), ["--from", "ONE"]),
-    "another --d_ff (32, now 64), another --seed (1, now 2): a longer": (
+    "another --d_ff (32, now 64), another --seed (1, now 2): go on": (
         (),
         ["--from", "ONE", "--epochs", "2", "--d_ff", "64", "--seed", "2"],
     ),
-    "finish it with the same options, then lengthen": ((), ["--resume", "--epochs", "2"]),
+    "a finished run also has --from": ((), ["--resume", "--epochs", "2"]),
 }
 
 

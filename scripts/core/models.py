@@ -52,13 +52,6 @@ def save_model(folder: Path, trained: Trained) -> None:
     save_tensors(folder / "model.safetensors", stored, {})
 
 
-def without_model(folder: Path) -> Path:
-    """`folder`. Raises ValueError if it holds a model, which other files would spoil."""
-    if (folder / "model.safetensors").exists():
-        raise ValueError(f"{folder} holds a model: choose another folder")
-    return folder
-
-
 def load_model(folder: Path, device: torch.device | str = "cpu") -> Trained:
     """What `save_model` wrote, in float32 and ready to translate.
 

@@ -173,19 +173,14 @@ def pick_device(name: str = "auto") -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"unknown device {name!r}: use auto, cpu or cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"no code for device {name!r}: use auto, cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("this machine has no usable GPU: use --device cpu or auto")
-    if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # torchrun numbers processes
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"no {str(device)!r}: this machine has {torch.cuda.device_count()} GPUs")
-    return device
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"  # torchrun numbers processes
+    known = ["cpu"]
+    if torch.cuda.is_available():
+        known += ["cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if name not in known:
+        raise ValueError(f"no device {name!r} here: choose auto, {', '.join(known)}")
+    return torch.device(name)
 
 
 def multiplies_bf16(device: torch.device) -> bool:

@@ -9,15 +9,14 @@ nothing, and neither does any after it.
 import gc
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 
-from scripts.ch06_training import Batch, EpochReport, LabelSmoothing
+from scripts.ch06_training import Batch, LabelSmoothing
 from scripts.ch07_multi30k import Example, make_batch
 from scripts.core.checkpoints import rng_states, set_rng_states
 from scripts.core.static import ResidentCorpus, longer_side, narrowest
@@ -226,39 +225,6 @@ class GraphedStep(StaticStep):
 
 
 KINDS = {"textbook": Step, "eager": Step, "static": StaticStep, "graphed": GraphedStep}
-
-
-def train_on(batches: Iterable[Batch], take: Step, scheduler: LRScheduler) -> EpochReport:
-    """Chapter 6's `run_epoch` in training, by a step that has a loss of its own.
-
-    Raises FloatingPointError, with the weights as before, at a step that isn't finite.
-    """
-    take.model.train()
-    total = EpochReport()
-    for batch in batches:
-        take.pending.append(take.run([batch], batch.ntokens))
-        (figures,) = take.look()
-        if not figures.finite:
-            raise FloatingPointError(f"loss {figures.loss}, gradient's norm {figures.norm}")
-        total += EpochReport(figures.loss, figures.nll, batch.ntokens, [figures.norm])
-        scheduler.step()
-    return total
-
-
-@torch.no_grad()
-def losses_on(
-    batches: Iterable[Batch],
-    model: nn.Module,
-    criterion: LabelSmoothing,
-    loss_of: Callable[..., tuple[Tensor, Tensor]],
-) -> EpochReport:
-    """Chapter 6's `run_epoch` in evaluation, by another loss."""
-    model.eval()
-    total = EpochReport()
-    for batch in batches:
-        loss, nll = loss_of(model, batch, criterion)
-        total += EpochReport(loss.item(), nll.item(), batch.ntokens)
-    return total
 
 
 def ask_for_determinism() -> None:

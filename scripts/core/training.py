@@ -75,20 +75,14 @@ def differences(
     return recipe, machine
 
 
-def refuse_another_recipe(state: SavedState, recipe: dict[str, Any], lengthens: bool) -> None:
+def refuse_another_recipe(state: SavedState, recipe: dict[str, Any]) -> None:
     """Raise ValueError, with all differences, if the state belongs to a run of another recipe."""
-    if not recipe:
-        return
-    names = {name: f"--{name}" for name in recipe} | {"processes": "number of processes"}
-    pairs = [f"another {names[n]} ({then}, now {now})" for n, (then, now) in recipe.items()]
-    if lengthens:
-        remedy = "a longer run has the same options, except --epochs"
-    elif set(recipe) == {"epochs"}:
-        remedy = "finish it with the same options, then lengthen it by --from"
-    else:
-        remedy = "resume with the same options, or start again under another --name"
-    what = f"{state.path} belongs to another configuration, with {', '.join(pairs)}"
-    raise ValueError(f"{what}: {remedy}")
+    if recipe:
+        names = {name: f"--{name}" for name in recipe} | {"processes": "number of processes"}
+        pairs = [f"another {names[n]} ({then}, now {now})" for n, (then, now) in recipe.items()]
+        what = f"{state.path} belongs to another configuration, with {', '.join(pairs)}"
+        ways = "go on with the same options (a finished run also has --from and more --epochs)"
+        raise ValueError(f"{what}: {ways}, or start again under another --name")
 
 
 def over_ranks(report: EpochReport, ranks: Ranks) -> EpochReport:
@@ -276,7 +270,7 @@ class Training:
                 raise ValueError(f"{before} isn't finished: first go on there with --resume")
             if self.config.epochs <= epochs:
                 raise ValueError(f"{before} has {epochs} epochs: give more by --epochs")
-        refuse_another_recipe(state, recipe, lengthens)
+        refuse_another_recipe(state, recipe)
         rngs = restore_training(state.tensors, state.path, self.model, self.optimizer)
         luck = random.Random(f"{self.config.seed}:{meta['steps_taken']}:{self.ranks.rank}")
         set_rng_states(rngs[self.ranks.rank], self.device, otherwise=luck.getrandbits(63))
@@ -327,21 +321,9 @@ def best_weights(folder: Path, history: list[dict[str, float]]) -> Path:
 
 def refuse_to_replace(folder: Path) -> None:
     """Raise ValueError, which names the ways on, if `folder` holds anything that was trained."""
-    try:
-        meta = newest_state(folder).meta
-    except (FileNotFoundError, ValueError):
-        meta = {}  # nothing that could be resumed
-    if meta and meta["epoch"] <= meta["run"]["epochs"]:
-        there = f"a run that stopped after step {meta['steps_taken']}: go on with --resume, "
-    elif (folder / "record.json").is_file():
-        there = f"a finished run: lengthen it by --from {folder} --epochs N, "
-    elif meta:
-        there = "a trained run that lacks its record: finish it with --resume, "
-    elif (folder / "model.safetensors").is_file():
-        there = "a model: "
-    else:
-        return
-    raise ValueError(f"{folder} holds {there}choose another --name, or replace it by --overwrite")
+    if saved_states(folder) or (folder / "model.safetensors").is_file():
+        ways = "go on with --resume, lengthen what is finished by --from, choose another --name"
+        raise ValueError(f"{folder} holds a run or a model: {ways}, or replace it by --overwrite")
 
 
 def start_anew(folder: Path) -> None:

@@ -25,8 +25,8 @@ GZIP = b"\x1f\x8b"  # how a packed file begins, whatever its name
 def multi30k_text(name: str) -> bytes:
     """One text of Multi30k, such as train.de: from `MULTI30K_DIR` if that is set, else downloaded.
 
-    Raises FileNotFoundError if it is in neither place, ValueError if it is another text; each says
-    what to do.
+    Raises FileNotFoundError if it isn't to be had, ValueError if the file is another text; each
+    says what to do.
     """
     if folder := os.environ.get("MULTI30K_DIR"):
         return checked_text(multi30k_file(Path(folder).expanduser(), name), name)
@@ -42,11 +42,8 @@ def multi30k_file(folder: Path, name: str) -> Path:
     for path in (folder / part for part in names):
         if path.is_file():
             return path
-    raise FileNotFoundError(
-        f"MULTI30K_DIR is {folder}, "
-        + ("which has" if folder.is_dir() else "which is no folder:")
-        + f" neither {name}.gz nor {name}: name the folder that has Multi30k's files"
-    )
+    lacks = f"MULTI30K_DIR is {folder}, which has neither {name}.gz nor {name}"
+    raise FileNotFoundError(f"{lacks}: name the folder that has Multi30k's files")
 
 
 def checked_text(path: Path, name: str) -> bytes:
@@ -69,8 +66,7 @@ def checked_text(path: Path, name: str) -> bytes:
 def download_multi30k(name: str) -> bytes:
     """Fetch one text into the user's cache: three more tries, a progress bar, a checksum.
 
-    Raises FileNotFoundError if the download fails or can't be kept, ValueError if what came is
-    damaged.
+    Raises FileNotFoundError if the download fails, comes damaged or can't be kept.
     """
     import pooch
 
@@ -82,22 +78,17 @@ def download_multi30k(name: str) -> bytes:
         checked_text(Path(output), name)  # before it is kept: if that fails, pooch tries again
 
     fetcher = pooch.create(cache, MULTI30K_URL, registry={path.name: None}, retry_if_failed=3)
-    otherwise = "put the files in a folder and set MULTI30K_DIR to it, or use the `sample` corpus"
     try:
         with suppress(FileNotFoundError, ValueError):
             return checked_text(path, name)  # fetched before
         path.unlink(missing_ok=True)
         fetcher.fetch(path.name, downloader=fetch_checked)
         return checked_text(path, name)
-    except ValueError as error:
-        raise ValueError(
-            f"{path.name} came damaged from {MULTI30K_URL} (wrong SHA-256): try again, or "
-            f"{otherwise}"
-        ) from error
-    except OSError as error:  # a network's, too
+    except (OSError, ValueError) as error:  # no network, no room, or damaged on the way
         raise FileNotFoundError(
-            f"could not download {path.name} into {cache} ({type(error).__name__}): go online, let "
-            f"that folder be written, or {otherwise}"
+            f"could not download a whole {path.name} into {cache} ({type(error).__name__}): go "
+            "online, let that folder be written, put the files in a folder and set MULTI30K_DIR to "
+            "it, or use the `sample` corpus"
         ) from error
 
 

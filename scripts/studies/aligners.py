@@ -9,13 +9,13 @@ from typing import Any
 from scripts.ch16_intervening import group_costs
 from scripts.core.models import Trained
 from scripts.studies.heads import Judge, caption_aligners
-from scripts.studies.subject import Corpus, StudyOptions, subject_command
+from scripts.studies.subject import Corpus, subject_command
 
 
-def silence_aligners(trained: Trained, corpus: Corpus, options: StudyOptions) -> dict[str, Any]:
+def silence_aligners(trained: Trained, corpus: Corpus) -> dict[str, Any]:
     """All that the record says: the groups, and a row for each part of the split."""
     groups = caption_aligners(trained)
-    val = corpus["val"][: options.sentences]
+    val = corpus["val"]
     parts = {"validation": val, "its even lines": val[::2], "its odd lines": val[1::2]}
     rows = []
     for part, pairs in parts.items():

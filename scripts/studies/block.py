@@ -5,7 +5,7 @@ blocks are also trained three times as long, with dropout chosen for each.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -166,7 +166,7 @@ def work(setting: Mapping[str, Any], task: Run) -> Run:
     return one_run(ROWS[task["row"]], setting, task)
 
 
-main = study_command("scripts.studies.block", BASE, plan_runs, work)
+main = study_command("scripts.studies.block", asdict(BASE), plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -4,6 +4,8 @@ The narrowest and the widest model of the grid read all pairs once, by a schedul
 The rate is swept: its seed is that of the grid's sweeps, so the two compare run by run.
 """
 
+from dataclasses import asdict
+
 from scripts.studies.grid import BASE, work
 from scripts.studies.runner import Plan, study_command
 
@@ -16,7 +18,7 @@ def plan_runs(plan: Plan) -> None:
         plan.sweep({"d_model": width, "share": 1, "epochs": 1}, rate)
 
 
-main = study_command("scripts.studies.budgets", BASE, plan_runs, work)
+main = study_command("scripts.studies.budgets", asdict(BASE), plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -14,7 +14,7 @@ from scripts.ch08_decoding import Hypothesis, dropout_off, mbr_choice, sentence_
 from scripts.core.models import Trained
 from scripts.fast.translating import DecodeOptions, decode_hypotheses, on_threads
 from scripts.studies.searches import SENTENCES, scores_of
-from scripts.studies.subject import Corpus, StudyOptions, encoded, subject_command
+from scripts.studies.subject import Corpus, encoded, subject_command
 
 TEMPERATURE, DRAWS, SEEDS = 0.6, 16, 4
 
@@ -38,10 +38,9 @@ def ways_to_choose() -> dict[str, Callable[[Sequence[Drawn]], str]]:
     }
 
 
-def compare_choices(trained: Trained, corpus: Corpus, options: StudyOptions) -> dict[str, Any]:
+def compare_choices(trained: Trained, corpus: Corpus) -> dict[str, Any]:
     """BLEU and chrF2 of each way: means over the seeds, and BLEU's lowest and highest."""
-    pairs = corpus["val"][: options.sentences or SENTENCES]
-    rows, references = encoded(trained, pairs)
+    rows, references = encoded(trained, corpus["val"][:SENTENCES])
 
     def draw(seed: int) -> list[list[Drawn]]:
         settings = DecodeOptions(beam=1, sample=True, temperature=TEMPERATURE, seed=seed)
@@ -58,7 +57,7 @@ def compare_choices(trained: Trained, corpus: Corpus, options: StudyOptions) -> 
         bleu = [s["bleu"] for s in scores]
         table.append({"choice": name} | means | {"lowest": min(bleu), "highest": max(bleu)})
     setting = {"temperature": TEMPERATURE, "draws": DRAWS, "seeds": SEEDS}
-    return {"split": "val", "sentences": len(pairs), **setting, "choices": table}
+    return {"split": "val", "sentences": len(rows), **setting, "choices": table}
 
 
 main = subject_command("scripts.studies.choices", "choices", compare_choices)

@@ -8,7 +8,7 @@ penalty.
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -39,8 +39,7 @@ PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)
 LABELS = (100, 1000, 0)  # how many; 0: all
 DRAWS = tuple(range(1, 9))  # seeds: which captions have a label, and the first weights
 TOGETHER, ROUND, ROUNDS = 32, 2000, 12  # captions in a step, in a round; rounds at most
-MISLEADING = {"mit", "von", "in", "im", "an", "am", "auf", "vor"}  # before the gap
-JUDGED = ("val", "test", "misled")
+JUDGED = ("val", "test")
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,7 @@ def gaps_of(corpus: str, vocab: int) -> Gaps:
     """The German captions of a corpus; each worker prepares them once."""
     pairs = load_corpus(corpus)
     texts = {name: [spaced(german) for german, _ in part] for name, part in pairs.items()}
-    items = german_gaps(pairs)
-    misled = [item for item in items["test"] if MISLEADING & {*item.before}]
-    return Gaps(texts, items | {"misled": misled}, BPETokenizer.train(texts["train"], vocab))
+    return Gaps(texts, german_gaps(pairs), BPETokenizer.train(texts["train"], vocab))
 
 
 def shares(logits_of: Callable[[Sequence[GapItem]], Tensor], gaps: Gaps) -> Run:
@@ -192,7 +189,7 @@ def work(setting: Mapping[str, Any], task: Run) -> Run:
     return encoder_run(config, gaps, items, task["row"] == PRETRAINED)
 
 
-main = study_command("scripts.studies.classify", BASE, plan_runs, work)
+main = study_command("scripts.studies.classify", asdict(BASE), plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

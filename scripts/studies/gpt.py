@@ -222,7 +222,6 @@ def run(options: SaveOptions) -> dict[str, Any]:
     command = "python -m scripts.studies.gpt --save"
     record = recorded(NAME, command, lambda: measure(folder), options.save)
     if options.save:
-        record = json.loads(json.dumps(record))  # as the file has it
         write_whole(folder / "README.md", card(record).encode())
     return record
 

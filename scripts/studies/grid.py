@@ -6,7 +6,7 @@ improves. The rate is swept at the grid's four corners, and interpolated between
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
@@ -50,7 +50,7 @@ def work(setting: Mapping[str, Any], task: Run) -> Run:
     return run | {"tokens": sum(len(example.tgt) - 1 for example in train)}
 
 
-main = study_command("scripts.studies.grid", BASE, plan_runs, work)
+main = study_command("scripts.studies.grid", asdict(BASE), plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

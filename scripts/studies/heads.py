@@ -29,7 +29,7 @@ from scripts.core.models import Trained
 from scripts.corpora.captions import AlignedPair, aligned_pairs
 from scripts.fast.searching import cached_greedy
 from scripts.fast.translating import search_rows
-from scripts.studies.subject import Corpus, Pairs, StudyOptions, Texts, encoded, subject_command
+from scripts.studies.subject import Corpus, Pairs, Texts, encoded, subject_command
 
 Head = tuple[str, int, int]  # its kind, its layer and its number, from 0
 Change = Callable[[Tensor, nn.Linear, Tensor], Tensor]  # as `heads_changed` wants it
@@ -187,9 +187,9 @@ def by_name(numbers: Tensor) -> dict[str, float]:
     return {k: round(v, 4) for k, v in zip(ch15.HEAD_NUMBERS, numbers.tolist(), strict=True)}
 
 
-def inspect_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> dict[str, Any]:
+def inspect_model(trained: Trained, corpus: Corpus) -> dict[str, Any]:
     """All that the record says about the heads."""
-    val = corpus["val"][: options.sentences]
+    val = corpus["val"]
     looks = looks_through(trained, val)
     numbers, even = mean_numbers(looks), mean_numbers([ch15.even_look(look) for look in looks])
     captions = aligned_pairs()
@@ -207,10 +207,7 @@ def inspect_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
         "heads": heads,
         "even": {kind: by_name(numbers[0, 0]) for kind, numbers in even.items()},
         "groups": costs,
-        "ibm_model_1": {
-            "trained_on": len(corpus["train"]) + len(captions),
-            "links": model_1_links(corpus["train"], captions),
-        },
+        "ibm_model_1": {"links": model_1_links(corpus["train"], captions)},
     }
 
 

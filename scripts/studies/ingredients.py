@@ -4,20 +4,20 @@ The narrow preset is trained with one of them changed at a time. The same comman
 stopped: finished runs are only read.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from scripts import runs_folder
-from scripts.book.command import GOES_ON, Command, as_typed
+from scripts.book.command import GOES_ON
 from scripts.book.files import writable
-from scripts.book.records import recorded
 from scripts.ch12_going_fast import keep_memory
 from scripts.core.checkpoints import saved_states
 from scripts.core.data import TrainingData, prepare
 from scripts.core.models import load_model
 from scripts.core.settings import PRESETS, TrainConfig
-from scripts.fast.run import average_if_better, evaluate, fit
+from scripts.fast.run import evaluate, fit
 from scripts.studies.runner import Run, kept_at
+from scripts.studies.subject import SaveOptions, record_command
 
 RECIPE = "the recipe"
 INGREDIENTS: dict[str, dict[str, Any]] = {
@@ -42,43 +42,29 @@ def scored_run(config: TrainConfig, data: TrainingData) -> Run:
         history = fit(config, data, folder, resume=bool(saved_states(folder)))
         trained = load_model(folder)  # the best epoch's
         beam = evaluate(trained, data.corpus["val"], config.beam, config.alpha)["bleu"]
-        *_, mean = average_if_better(config, data, folder, history).values()
         bleus = [round(row["val_bleu"], 3) for row in history]
-        scores = {"best": max(bleus), "mean of epochs": round(mean, 3), "beam": beam}
-        return {"history": bleus} | scores
+        return {"history": bleus, "best": max(bleus), "beam": beam}
 
     run = kept_at(folder / "score.json", {"config": asdict(config)}, train)
     del run["config"]
     return {"seed": config.seed} | run
 
 
-@dataclass
-class IngredientsOptions:
-    """What becomes of the result."""
-
-    save: bool = False
-    """Keep it as results/recipe-multi30k.json, which the chapter shows."""
-
-
-def ablate(options: IngredientsOptions) -> Run:
+def ablate(_: SaveOptions) -> Run:
     """Train chapter 9's recipe with one ingredient changed at a time."""
+    keep_memory()
     base = replace(PRESETS["narrow"], corpus="multi30k", device="cpu")
-
-    def measure() -> Run:
-        keep_memory()
-        data, rows = prepare(base), {}  # no ingredient changes what is read
-        for name, changes in INGREDIENTS.items():
-            slug = "".join(letter if letter.isalnum() else "-" for letter in name.lower())
-            seeds = SEEDS if changes else RECIPE_SEEDS
-            configs = [replace(base, seed=n, name=f"{slug}-{n}", **changes) for n in seeds]
-            rows[name] = {"changes": changes, "runs": [scored_run(c, data) for c in configs]}
-        return {"corpus": base.corpus, "config": asdict(base), "rows": rows}
-
-    command = as_typed("scripts.studies.ingredients", options)
-    return recorded("recipe-multi30k", command, measure, options.save)
+    data, rows = prepare(base), {}  # no ingredient changes what is read
+    for name, changes in INGREDIENTS.items():
+        slug = "".join(letter if letter.isalnum() else "-" for letter in name.lower())
+        seeds = SEEDS if changes else RECIPE_SEEDS
+        configs = [replace(base, seed=n, name=f"{slug}-{n}", **changes) for n in seeds]
+        rows[name] = {"changes": changes, "runs": [scored_run(c, data) for c in configs]}
+    return {"corpus": base.corpus, "config": asdict(base), "rows": rows}
 
 
-main = Command("scripts.studies.ingredients", IngredientsOptions, ablate, interrupted=GOES_ON)
+MODULE = "scripts.studies.ingredients"
+main = record_command(MODULE, "recipe-multi30k", ablate, interrupted=GOES_ON)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -21,10 +21,11 @@ from scripts.core.checkpoints import load_weights, saved_states
 from scripts.core.data import TrainingData, with_pairs
 from scripts.core.models import STUDIED, load_model, save_model
 from scripts.core.settings import PRESETS, TrainConfig, plain_config
+from scripts.core.training import Training
 from scripts.fast.losses import LossOf, loss_function_of, resolved, switches_of
 from scripts.fast.run import average_if_better, course, evaluate, finish, fit, validated_by
 from scripts.fast.translating import DecodeOptions, translate
-from scripts.studies.risk import RiskTraining, StartedTraining, risk_loss
+from scripts.studies.risk import RiskTraining, risk_loss
 from scripts.studies.rows import CPU, data_of
 from scripts.studies.runner import Run, kept_at
 
@@ -129,10 +130,9 @@ class Workshop:
         self, config: LessonConfig, data: TrainingData, start: str, folder: Path
     ) -> tuple[list[Run], dict[str, float]]:
         """A training's history, and what chose the weights in `folder`."""
-        kind = RiskTraining if config.risk else StartedTraining
-        kind = partial(kind, start=self.folder(start) / "model.safetensors")
-        resume = bool(saved_states(folder))
-        history = fit(config, data, folder, resume, kind=kind, loss_for=lesson_loss)
+        kind = RiskTraining if config.risk else Training
+        parts = {"kind": kind, "loss_for": lesson_loss, "tune": self.folder(start)}
+        history = fit(config, data, folder, bool(saved_states(folder)), **parts)
         return history, average_if_better(plain_config(config), data, folder, history)
 
     def averaged(

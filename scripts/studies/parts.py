@@ -6,7 +6,6 @@ faster isn't the same as one without which it fails.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,16 +16,8 @@ from scripts.studies.runner import Plan, Run, study_command, these
 LENGTHS = (4, 5, 6, 10)  # of the words that are judged
 SEEDS = (0, 1, 2)  # the first is that of chapter 4's page
 STEPS = 800
+SETTING = {"corpus": "reversal", "words": 1_000}  # of all trainings; new words of each length
 WORKS, FAILS = 0.95, 0.05  # shares of the ten-letter words
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What all trainings share."""
-
-    corpus: str = "reversal"
-    words: int = 1_000
-    """New words of each length."""
 
 
 def shares(runs: Sequence[Run], parts: Sequence[str]) -> list[float]:
@@ -66,7 +57,7 @@ def work(setting: Mapping[str, Any], task: Run) -> Run:
     }
 
 
-main = study_command("scripts.studies.parts", Setting(), plan_runs, work)
+main = study_command("scripts.studies.parts", SETTING, plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -11,7 +11,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from scripts.fast.decoding import fast_in_8_bits
 from scripts.fast.export import need_packages
 from scripts.fast.translating import DecodeOptions, ModelOptions, decode_ids, open_model
 from scripts.studies.searches import scores_of
-from scripts.studies.subject import Corpus, Rows, encoded
+from scripts.studies.subject import Corpus, Rows, SaveOptions, encoded
 from scripts.studies.turns import in_turns, seconds_of
 
 EXACT = "ours, exact stop"  # differs only for a beam
@@ -144,17 +143,6 @@ def one_at_a_time(ways: Mapping[str, Way], rows: Rows) -> list[dict[str, Any]]:
     return reports
 
 
-def scores(trained: Trained, ways: Mapping[str, Way], corpus: Corpus) -> list[dict[str, Any]]:
-    """BLEU of each way and beam on the validation split and each test set."""
-    reports = []
-    for split in ("val", *held_out_splits(corpus)):
-        rows, references = encoded(trained, corpus[split])
-        for (name, way), beam in itertools.product(ways.items(), BEAMS):
-            bleu = scores_of(texts_of(trained, way(rows, beam)), references)["bleu"]
-            reports.append({"split": split, "program": name, "beam": beam, "bleu": bleu})
-    return reports
-
-
 def race_decoding(
     trained: Trained, corpus: Corpus, sentences: int = 1000, rounds: int = 5
 ) -> dict[str, Any]:
@@ -183,27 +171,16 @@ def race_decoding(
         reports += race(own | plain, few[::3], trained, 1, threads)
         latency = one_at_a_time(own | single, [row for row, _ in pairs[::5]])
     torch.set_num_threads(threads)
-    bleu = scores(trained, own, corpus)
     return {
         "corpus": trained.config.corpus,
         "split": split,
         "sentences": len(whole),
-        "batches": {name: rival.batch for name, rival in rivals.items()},
         "reports": reports,
         "one_at_a_time": latency,
-        "scores": bleu,
     }
 
 
-@dataclass
-class SpeedTestOptions:
-    """What is done with the record."""
-
-    save: bool = False
-    """Write results/decoding-speed.json."""
-
-
-def run_race(options: SpeedTestOptions) -> None:
+def run_race(options: SaveOptions) -> None:
     """Race translators of a test set, and print the table."""
     need_packages("ctranslate2", extra="bench")
     if not fast_in_8_bits():
@@ -219,7 +196,7 @@ def run_race(options: SpeedTestOptions) -> None:
     print(speed_frame(record).to_string(index=False))
 
 
-main = Command("scripts.studies.race_decoding", SpeedTestOptions, run_race)
+main = Command("scripts.studies.race_decoding", SaveOptions, run_race)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -3,8 +3,7 @@
 `stairs` climbs from the textbook's step to ours, `steps` times ours without each of its switches,
 `base` the paper's base model, `growth` steps of many sizes. `peers` times ours against
 `nn.Transformer`, `MarianMTModel` and x-transformers (it needs the packages of
-`pip install -e '.[bench]'`), `compiled` against those under torch.compile. A GPU has
-`scripts.studies.waterfall`.
+`pip install -e '.[bench]'`). A GPU has `scripts.studies.waterfall`.
 
 Two processes are alive at a time, the reference and one contender, which take turns with passes
 over the same batches. On a processor without bfloat16 products (AVX512-BF16), who needs them is
@@ -32,7 +31,6 @@ from scripts import ROOT
 from scripts import ch11_where_the_time_goes as ch11
 from scripts import ch12_going_fast as ch12
 from scripts.book.command import Command
-from scripts.book.instruments import saved_bytes
 from scripts.book.records import provenance, save_record
 from scripts.ch06_training import EOS, PAD, Batch, LabelSmoothing, batch_loss
 from scripts.ch07_multi30k import FIXED_WIDTH, Example, make_batch, token_batches
@@ -44,7 +42,7 @@ from scripts.core.steps import Step
 from scripts.fast.fast import FAST, HALF, PLAIN, LinearProduct, Switches, fast_loss
 from scripts.studies.peers import PACKAGES, PEERS, peer_loss
 from scripts.studies.rows import data_of
-from scripts.studies.turns import account, against, in_turns, seconds_of
+from scripts.studies.turns import against, in_turns, seconds_of
 
 CPU = torch.device("cpu")
 RANDOM_WIDTH = 40  # of 51 random pairs the longest has some 30 tokens; one in 700 has more than 40
@@ -59,7 +57,6 @@ class Contender:
     batching: Literal["length", "random", "fixed"] = "length"  # fixed: random, padded to 72
     how: Switches | None = None  # ours; None is the textbook's own code
     autocast: bool = False  # the forward pass under PyTorch's autocast in bfloat16
-    compiled: bool = False  # the loss and its gradient by torch.compile
     keep_memory: bool = False
     fused_adam: bool = False
     threads: int = 2
@@ -112,17 +109,16 @@ class Runner:
         torch.set_num_threads(contender.threads)
         if contender.keep_memory:
             keep_memory()
-        self.contender, self.criterion = contender, LabelSmoothing(0.1)
+        self.contender = contender
         self.model = PEERS.get(contender.model, ch11.series_model)(contender.shape).train()
         adam = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
         fused = contender.fused_adam or None  # PyTorch chooses
-        self.optimizer = torch.optim.Adam(self.model.parameters(), fused=fused, **adam)
+        optimizer = torch.optim.Adam(self.model.parameters(), fused=fused, **adam)
         how = contender.how
         loss_of = partial(fast_loss, switches=how) if how else batch_loss
         loss_of = peer_loss if contender.model in PEERS else loss_of
-        loss_of = torch.compile(loss_of, dynamic=True) if contender.compiled else loss_of
-        self.loss_of = torch.autocast("cpu", torch.bfloat16, contender.autocast)(loss_of)
-        self.take = Step(self.model, self.criterion, self.optimizer, self.loss_of, 1.0)
+        loss_of = torch.autocast("cpu", torch.bfloat16, contender.autocast)(loss_of)
+        self.take = Step(self.model, LabelSmoothing(0.1), optimizer, loss_of, 1.0)
 
     def lap(self) -> None:
         """An optimizer step on each batch."""
@@ -141,9 +137,6 @@ class Runner:
         lap = statistics.median(paces) * self.targets
         rate = rates["matrix_rate_bf16" if self.contender.half else "matrix_rate"]
         return {
-            "tokens_per_second": round(self.targets / lap, 1),
-            "lowest": round(1 / max(paces), 1),
-            "highest": round(1 / min(paces), 1),
             "seconds_per_step": round(lap / len(self.batches), 4),
             "mfu": round(self.flops / lap / rate, 4),
             "peak_bytes": peak_bytes() - self.before,
@@ -222,29 +215,6 @@ def race(
     }
 
 
-# Where the time goes.
-
-KINDS = {  # of operations: patterns of PyTorch's names for them
-    "matrix products": "aten::mm aten::addmm mkldnn::_linear_pointwise",
-    "attention's products": "aten::bmm",
-    "softmax, attention's and the loss's": "aten::*softmax* aten::amax aten::*logsumexp* "
-    "aten::exp aten::exp_",
-    "PyTorch's random bits": "aten::random_ aten::bernoulli_",
-    "copies": "aten::copy_ aten::cat aten::fill_ aten::*index* aten::*scatter* aten::*gather*",
-    "LayerNorm": "aten::*layer_norm* aten::*var_mean*",
-    "Adam and clipping": "aten::*adam* aten::*addcdiv* aten::*lerp* aten::*norm* aten::*foreach*",
-    "our functions in C": "passes::*",
-    "sums, relu, dropout's products": "aten::* mkldnn::*",
-}
-
-
-def step_account(contender: Contender, batches: Batches) -> dict[str, float]:
-    """Seconds of a step by kind of operation."""
-    runner = Runner(contender, batches)
-    runner.lap()
-    return account(runner.lap, KINDS, "Python and autograd", len(batches))
-
-
 # The races.
 
 
@@ -256,15 +226,6 @@ def peer_contenders() -> dict[str, Contender]:
         words = f"{name}, {'bf16' if half else 'float32'}{', memory kept' * kept}"
         contenders[words] = Contender(model, autocast=half, keep_memory=kept)
     return contenders
-
-
-def compiled_contenders() -> dict[str, Contender]:
-    """Ours in both precisions, and the others under torch.compile, memory kept."""
-    return {
-        name + ", compiled" * (one.how is None): replace(one, compiled=one.how is None)
-        for name, one in peer_contenders().items()
-        if one.keep_memory
-    }
 
 
 FAST_FILES = ("fast.py", "passes.py", "compiled.py", "passes.c", "simd.h")
@@ -352,28 +313,12 @@ def step_contenders(ours: Contender) -> dict[str, Contender]:
 
 
 def race_steps() -> dict[str, Any]:
-    """What each switch is worth in both precisions, where time goes, and the machine's limits."""
-    plain = {
-        "textbook, padded to 72": Contender(batching="fixed"),
-        "textbook": Contender(),
-        "textbook, memory kept": Contender(keep_memory=True),
-        "one thread": replace(OURS, threads=1),
-        "no dropout at all": replace(OURS, shape=replace(SMALL, dropout=0.0)),
-    }
-    bandwidth = ch11.memory_bandwidth()
-    record = race(step_contenders(OURS) | plain)
-    accounts = {"textbook": Contender(keep_memory=True), "float32": OURS}
+    """What each switch is worth, in both precisions."""
+    record = race(step_contenders(OURS))
     if multiplies_bf16(CPU):
-        accounts["bf16"] = OURS_HALF
         half = race(step_contenders(OURS_HALF))
         record["half"] = {key: half[key] for key in ("contenders", "reports", "matrix_rate_bf16")}
-    batches, limits = batches_of("length"), (record["matrix_rate"], bandwidth)
-    floors = [ch11.least_seconds(SMALL, lengths_of(batch), *limits) for batch in batches]
-    return record | {
-        "bandwidth": round(bandwidth),
-        "floor_seconds": round(statistics.mean(floors), 4),
-        "accounts": {n: step_account(one, batches) for n, one in accounts.items()},
-    }
+    return record
 
 
 def race_base() -> dict[str, Any]:
@@ -385,26 +330,23 @@ def race_base() -> dict[str, Any]:
 
 AXES = {  # of growth: shape, sentences and their length, of which one is set
     "length": {n: (SMALL, 2048 // n, n) for n in (8, 16, 32, 64, 128, 256)},
-    "tokens": {n: (SMALL, n // 32, 32) for n in (256, 512, 1024, 2048, 4096, 8192)},
     "width": {n: (replace(SMALL, d_model=n, d_ff=4 * n), 64, 32) for n in (64, 128, 256, 512, 768)},
-    "depth": {n: (replace(SMALL, N=n), 64, 32) for n in (1, 2, 3, 6, 9, 12)},
 }
 
 
 def growth_point(shape: Shape, sentences: int, length: int) -> dict[str, Any]:
-    """Seconds, kept memory and operations of a textbook's step on random ids, all rows full."""
+    """Seconds and operations of a textbook's step on random ids, all rows full."""
     sides = torch.randint(EOS + 1, shape.vocab, (2, sentences, length + 1)).tolist()
     pairs = [Example(source[1:], target) for source, target in zip(*sides, strict=True)]
     runner = Runner(Contender(fused_adam=True, shape=shape), [pairs])
     return {
         "seconds": ch11.best_seconds(runner.lap, repeats=4),
-        "bytes": saved_bytes(runner.loss_of, runner.model, runner.batches[0], runner.criterion),
         "flops": runner.flops,
     }
 
 
 def race_growth() -> dict[str, Any]:
-    """Seconds and memory of a step along four axes."""
+    """Seconds of a step along two axes."""
     points = [
         {"axis": axis, "value": value, "path": "textbook"} | growth_point(*setting)
         for axis, settings in AXES.items()
@@ -415,7 +357,6 @@ def race_growth() -> dict[str, Any]:
 
 RACES = {
     "stairs": race_stairs,
-    "compiled": lambda: race(compiled_contenders()),
     "peers": lambda: race(peer_contenders()),
     "steps": race_steps,
     "base": race_base,
@@ -427,7 +368,7 @@ RACES = {
 class RaceOptions:
     """Which race."""
 
-    benchmark: Literal["stairs", "compiled", "peers", "steps", "base", "growth"] = "peers"
+    benchmark: Literal["stairs", "peers", "steps", "base", "growth"] = "peers"
     """Which one."""
     save: bool = False
     """Write results/speed-BENCHMARK.json."""

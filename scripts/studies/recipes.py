@@ -87,9 +87,8 @@ def teacher_texts(corpus: str) -> Run:
     def write() -> Run:
         teacher, written = load_model(folder), {}
         for split in ("train", "val"):
-            sources, references = zip(*data[split], strict=True)
+            sources = [source for source, _ in data[split]]
             written[split] = translate(teacher, sources, DecodeOptions(beam=1))
-            written[f"{split}_bleu"] = round(corpus_bleu(written[split], references).score, 3)
         return written
 
     key = {"model": folder.name, "weights_sha256": sha256(folder / "model.safetensors")}
@@ -119,7 +118,6 @@ def read_by(setting: Mapping[str, Any], task: Run) -> tuple[TrainingData, Run]:
         people, judged = ([target for _, target in data.corpus[name]] for name in ("train", "val"))
         facts = {"facts": word_facts(texts["train"]), "people": word_facts(people)}
         facts |= {"val_words": word_facts(judged)["words"] / len(judged), "teacher": texts["key"]}
-        facts |= {key: texts[key] for key in ("train_bleu", "val_bleu")}
         return ch21.distilled(data, lambda _: texts["train"]), facts
     if row in (GREEDY, SAMPLED, SHUFFLED):
         known = {*part_indices(len(data.train), SHARE)}
@@ -318,7 +316,7 @@ def work(setting: Mapping[str, Any], task: Run) -> Run:
     return one_run(ROW, asdict(config_of(setting, task)), task, score, data) | facts
 
 
-main = study_command("scripts.studies.recipes", BASE, plan_runs, work)
+main = study_command("scripts.studies.recipes", asdict(BASE), plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -6,7 +6,6 @@ Sequence Learning" (2018). The mark is BLEU of the single sentence.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing
 from scripts.ch07_multi30k import pad_rows
 from scripts.ch21_learning_from_models import risk_of_candidates
-from scripts.core.checkpoints import load_tensors, load_weights
 from scripts.core.signals import StopSignal
 from scripts.core.training import Training
 from scripts.fast.fast import FAST, FastPath, Switches
@@ -95,16 +93,7 @@ def risk_loss(
     return loss + weight * (risks @ lengths[batch.is_reference].to(risks.dtype)), nll
 
 
-class StartedTraining(Training):
-    """A training that begins with the weights in the file `start`."""
-
-    def __init__(self, *args: Any, start: Path, **named: Any):
-        super().__init__(*args, **named)
-        if self.steps_taken == 0:
-            load_weights(self.model, load_tensors(start)[0], start)
-
-
-class RiskTraining(StartedTraining):
+class RiskTraining(Training):
     """A training that judges the texts of the model's own beam.
 
     The model writes for `AHEAD` steps at once. A state is only saved before it writes, so that a

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from filelock import FileLock
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 
 from scripts import runs_folder
 from scripts.book.files import writable
 from scripts.ch04_encoder_decoder import EncoderDecoder
-from scripts.ch06_training import Batch, LabelSmoothing
+from scripts.ch06_training import Batch, EpochReport, LabelSmoothing
 from scripts.ch07_multi30k import make_batch, token_batches
 from scripts.ch08_decoding import plain_translate
 from scripts.ch19_ablations import StudyRow
@@ -31,7 +30,7 @@ from scripts.core.models import Trained
 from scripts.core.optimizers import make_optimizer
 from scripts.core.scores import corpus_bleu
 from scripts.core.settings import TrainConfig, learning_rate
-from scripts.core.steps import Step, losses_on, train_on
+from scripts.core.steps import Figures, Step, set_rate
 from scripts.fast.losses import LossOf
 from scripts.fast.translating import fast_translate
 from scripts.studies.runner import SWEEP, Run
@@ -61,11 +60,18 @@ def fit_best(
     """
     optimizer, criterion = make_optimizer(config, model), LabelSmoothing(config.smoothing)
     rate_at = learning_rate(config, sum(map(len, epochs)))
-    scheduler = LambdaLR(optimizer, lambda done: rate_at(done + 1))
     take = Step(model, criterion, optimizer, loss_of, config.clip)
-    losses, trained, best = [], [], {}
+    losses, trained, best, step = [], [], {}, 0
     for parts in epochs:
-        report = train_on(map(batch_of, parts), take, scheduler)
+        model.train()
+        report = EpochReport()
+        for batch in map(batch_of, parts):
+            step += 1
+            set_rate(optimizer, rate_at(step))
+            figures = Figures(*take.run([batch], batch.ntokens).tolist())
+            if not figures.finite:
+                raise FloatingPointError(f"loss {figures.loss}, gradient's norm {figures.norm}")
+            report += EpochReport(figures.loss, figures.nll, batch.ntokens)
         trained.append(report.nll / report.tokens)
         losses.append(validate())
         if not math.isfinite(losses[-1]):
@@ -78,10 +84,15 @@ def fit_best(
     return losses, trained
 
 
+@torch.no_grad()
 def nats(model: nn.Module, batches: Iterable[Any], loss_of: LossOf) -> float:
     """Mean loss per token of `batches`, not smoothed, dropout off."""
-    report = losses_on(batches, model, LabelSmoothing(0.0), loss_of)
-    return report.nll / report.tokens
+    model.eval()
+    total = EpochReport()
+    for batch in batches:
+        loss, nll = loss_of(model, batch, LabelSmoothing(0.0))
+        total += EpochReport(loss.item(), nll.item(), batch.ntokens)
+    return total.nll / total.tokens
 
 
 def validation_loss(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import get_context
 from operator import itemgetter
 from pathlib import Path
@@ -170,13 +170,15 @@ class Hours:
     """Keep the record in results/, and not below the folder of runs."""
 
 
-def study_command(module: str, base: Any, plan: Callable[[Plan], None], work: Work) -> Command:
-    """The command of the study that is the module of this name, in `base`'s setting."""
+def study_command(
+    module: str, setting: Mapping[str, Any], plan: Callable[[Plan], None], work: Work
+) -> Command:
+    """The command of the study that is the module of this name; the setting names its corpus."""
 
     def run(options: Hours) -> dict[str, Any]:
         """Train what is missing of a study, as far as the hours allow."""
-        name = f"{module.rpartition('.')[2].replace('_', '-')}-{base.corpus}"
-        study = Study(name, asdict(base), plan, work)
+        name = f"{module.rpartition('.')[2].replace('_', '-')}-{setting['corpus']}"
+        study = Study(name, setting, plan, work)
         folder = RESULTS if options.save else runs_folder() / "results"
         step_back()
         one_thread()  # also here: the record says how many a run had

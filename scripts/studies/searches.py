@@ -18,7 +18,7 @@ from scripts.ch08_decoding import Hypothesis, dropout_off, next_log_probs
 from scripts.core.models import Trained
 from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.fast.translating import DecodeOptions, decode_hypotheses, decode_texts, on_threads
-from scripts.studies.subject import Corpus, Rows, StudyOptions, Texts, encoded, subject_command
+from scripts.studies.subject import Corpus, Rows, Texts, encoded, subject_command
 
 SENTENCES = 300  # from the split's start
 BEAMS = (1, 2, 5, 10, 20, 50, 100)
@@ -126,15 +126,14 @@ def example(outputs: dict[str, list[str]]) -> dict[str, Any]:
     return {"line": line + 1} | {name: texts[line] for name, texts in outputs.items()}
 
 
-def compare_searches(trained: Trained, corpus: Corpus, options: StudyOptions) -> dict[str, Any]:
+def compare_searches(trained: Trained, corpus: Corpus) -> dict[str, Any]:
     """All that the record says about the searches."""
-    pairs = corpus["val"][: options.sentences or SENTENCES]
-    rows, references = encoded(trained, pairs)
+    rows, references = encoded(trained, corpus["val"][:SENTENCES])
     best = searched(trained, rows, BEAMS, ALPHAS)
     quoted = {"greedy": (1, 0.0), "beam 5, alpha 0.6": (5, 0.6), "beam 100, alpha 0": (100, 0.0)}
     return {
         "split": "val",
-        "sentences": len(pairs),
+        "sentences": len(rows),
         "signatures": {
             "bleu": corpus_bleu(references, references).signature,
             "chrf2": corpus_chrf(references, references).signature,

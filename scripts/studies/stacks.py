@@ -7,7 +7,7 @@ stack.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -142,7 +142,7 @@ def work(setting: Mapping[str, Any], task: Run) -> Run:
     return one_run(ROWS[task["row"]], setting, task, greedy_bleu)
 
 
-main = study_command("scripts.studies.stacks", BASE, plan_runs, work)
+main = study_command("scripts.studies.stacks", asdict(BASE), plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

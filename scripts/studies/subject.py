@@ -26,14 +26,6 @@ class SaveOptions:
     """Keep it in results/, where the chapter finds it, instead of printing it."""
 
 
-@dataclass
-class StudyOptions(SaveOptions):
-    """How much of Multi30k is translated."""
-
-    sentences: int | None = None
-    """Only this many, from a split's start."""
-
-
 def encoded(trained: Trained, pairs: Pairs) -> tuple[Rows, Texts]:
     """The sources as ids, eos included, and the references."""
     rows = [source_ids(source, trained.tokenizer) for source, _ in pairs]
@@ -44,7 +36,6 @@ def record_command(
     module: str,
     name: str,
     measure: Callable[[Any], dict[str, Any]],
-    options_type: type = SaveOptions,
     interrupted: str = "interrupted",
 ) -> Command:
     """The command of the module whose record, NAME, says what `measure` finds with its options."""
@@ -53,21 +44,21 @@ def record_command(
         """Measure what a chapter shows."""
         return recorded(name, as_typed(module, options), partial(measure, options), options.save)
 
-    return Command(module, options_type, run, interrupted=interrupted)
+    return Command(module, SaveOptions, run, interrupted=interrupted)
 
 
 def subject_command(
-    module: str, name: str, study: Callable[[Trained, Corpus, StudyOptions], dict[str, Any]]
+    module: str, name: str, study: Callable[[Trained, Corpus], dict[str, Any]]
 ) -> Command:
     """The command whose record, NAME-multi30k, says what `study` finds about chapter 9's model."""
 
-    def measure(options: StudyOptions) -> dict[str, Any]:
+    def measure(_: SaveOptions) -> dict[str, Any]:
         trained = open_model(ModelOptions(model=str(STUDIED), device="cpu"))
         return {
             "model": STUDIED.name,
             "weights_sha256": sha256(STUDIED / "model.safetensors"),
             "corpus": "multi30k",
-            **study(trained, load_corpus("multi30k"), options),
+            **study(trained, load_corpus("multi30k")),
         }
 
-    return record_command(module, f"{name}-multi30k", measure, StudyOptions)
+    return record_command(module, f"{name}-multi30k", measure)

@@ -5,6 +5,7 @@ depth, width or norm, or that may need other steps, are swept. Three fresh seeds
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from scripts.ch19_ablations import STUDY, STUDY_ROWS, THE_BASE
@@ -35,7 +36,7 @@ def work(setting: Mapping[str, Any], task: Run) -> Run:
     return one_run(STUDY_ROWS[task["row"]], setting, task)
 
 
-main = study_command("scripts.studies.table3", BASE, plan_runs, work)
+main = study_command("scripts.studies.table3", asdict(BASE), plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -13,17 +13,15 @@ from typing import Any, Literal
 
 import torch
 
-from scripts import ch11_where_the_time_goes as ch11
 from scripts.book.command import Command
 from scripts.book.records import provenance, save_record
 from scripts.ch06_training import LabelSmoothing
-from scripts.ch11_where_the_time_goes import BASE, SMALL, Shape
+from scripts.ch11_where_the_time_goes import BASE, SMALL, Shape, series_model
 from scripts.core.optimizers import make_optimizer
 from scripts.core.settings import TrainConfig, pick_device, require_bf16
 from scripts.core.static import FEW_SHAPES, static_batches, static_lengths
 from scripts.core.steps import KINDS, set_rate
 from scripts.fast.losses import loss_function_of
-from scripts.studies.race_training import lengths_of
 from scripts.studies.rows import data_of
 from scripts.studies.turns import against, in_turns
 
@@ -51,9 +49,7 @@ class Task:
         self.widths = static_lengths(self.examples)
         batches = static_batches(self.examples, self.widths, max_tokens, random.Random(0))
         self.plan = [[batch] for batch in batches[:COUNT]]
-        lengths = [lengths_of(self.examples[i] for i in batch) for (batch,) in self.plan]
-        self.labels = [sum(target for _, target in batch) for batch in lengths]
-        self.flops = sum(ch11.step_flops(shape, batch) for batch in lengths)
+        self.labels = [sum(len(self.examples[i].tgt) - 1 for i in b) for (b,) in self.plan]
 
 
 class Racer:
@@ -61,7 +57,7 @@ class Racer:
 
     def __init__(self, stage: TrainConfig, task: Task):
         torch.manual_seed(0)  # all racers start from the same weights
-        self.task, model = task, ch11.series_model(task.shape).to(task.device).train()
+        self.task, model = task, series_model(task.shape).to(task.device).train()
         if stage.step != "textbook":
             self.optimizer = make_optimizer(stage, model)
         else:  # PyTorch's own choice on a GPU, which asks each step whether it was finite
@@ -87,29 +83,19 @@ class Racer:
         return seconds
 
 
-def product_rate(device: torch.device) -> float:
-    """Operations a second of a large square product in bfloat16 on `device`."""
-    n = 16384 if device.type == "cuda" else 256  # so large that asking for a number takes no time
-    a, b = torch.randn(2, n, n, device=device).bfloat16()
-    return 2 * n**3 / ch11.best_seconds(lambda: (a @ b)[0, 0].item())
-
-
 def waterfall(task: Task) -> dict[str, Any]:
-    """Each stage's time over the last one's, and `mfu`, its share of the rate of products."""
+    """Each stage's time over the last one's."""
     names = [name for name in STAGES if name != "recorded" or task.device.type == "cuda"]
     racers = {name: Racer(STAGES[name], task) for name in names}
     laps = in_turns({name: racer.lap for name, racer in racers.items()}, ROUNDS)
-    rate, reference, stages = product_rate(task.device), names[-1], {}
+    reference, stages = names[-1], {}
     for name, seconds in laps.items():
-        lap = statistics.median(seconds)
         stages[name] = against(seconds, laps[reference]) | {
-            "seconds_per_step": round(lap / len(task.plan), 7),
-            "mfu": round(task.flops / lap / rate, 4),
+            "seconds_per_step": round(statistics.median(seconds) / len(task.plan), 7),
             "loss": round(racers[name].loss, 4),
         }
     return {
         "shape": asdict(task.shape),
-        "matrix_rate": round(rate),
         "max_tokens": task.max_tokens,
         "count": len(task.plan),
         "reference": reference,
