@@ -76,7 +76,7 @@ def test_what_each_row_learns_from(few):
     assert moved.isdisjoint(known) and len(moved) > 20
     assert [g for g, _ in pairs[TAUGHT]] == [g for g, _ in people]
     facts = read[TAUGHT][1]
-    assert facts["teacher"]["model"] == "sample-de-en"
+    assert facts["teacher"]["model"] == "sample-de-en" and facts["train_bleu"] > 50
 
 
 def test_a_model_that_others_need_is_trained_once(few, monkeypatch):

@@ -1,4 +1,4 @@
-"""Chapters 17 and 18: one stack by the fast path, and classifiers of number."""
+"""Chapters 17 and 18: one stack by the fast path, its suspects, and classifiers of number."""
 
 import random
 from dataclasses import asdict, replace
@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from scripts.book.instruments import scramble
-from scripts.ch06_training import BOS, EOS, LabelSmoothing
+from scripts.ch06_training import BOS, EOS, UNK, LabelSmoothing
 from scripts.ch07_multi30k import Example, make_batch
 from scripts.ch17_small_gpt import asked_next, make_stack, stack_loss
 from scripts.ch18_one_stack import NumberClassifier, asked_hidden, asked_pairs
 from scripts.corpora.gaps import gap_item
 from scripts.corpora.load import load_corpus
-from scripts.studies import classify, gpt, stacks
+from scripts.studies import classify, gpt, prefix_causes, stacks
 
 PAIRS = [
     Example([5, 6, 7, EOS], [BOS, 8, 9, EOS]),
@@ -23,15 +23,17 @@ PAIRS = [
 ]
 CRITERION = LabelSmoothing(0.1)
 SIZES = {"corpus": "sample", "layers": 1, "d_model": 16, "d_ff": 16, "heads": 2, "warmup": 2}
-ONE_STACK = [name for name in stacks.ROWS if name != stacks.TWO]
+ROWS = stacks.ROWS | prefix_causes.ROWS
+ONE_STACK = [name for name in ROWS if name != stacks.TWO]
 
 
-def fresh(name):
+def fresh(name, shaken=True):
     """A row, its loss and a small model in double precision."""
     torch.manual_seed(0)
-    row, config = stacks.ROWS[name], replace(stacks.BASE, d_model=16, d_ff=32, heads=2)
+    row, config = ROWS[name], replace(stacks.BASE, d_model=16, d_ff=32, heads=2)
     model = row.build(config, 12).double().eval()
-    scramble(model)
+    if shaken:
+        scramble(model)
     return row, row.loss_of(config), model
 
 
@@ -82,9 +84,42 @@ def test_training_and_decoding_see_the_same_positions(name):
         together += nll
     torch.testing.assert_close(loss_of(model, make_batch(PAIRS), CRITERION)[1], together)
     textbook = stack_loss(model, asked_pairs(PAIRS, row.sees), CRITERION)[1]
-    assert torch.isclose(together, textbook) == (not row.anew)
+    assert torch.isclose(together, textbook) == (name[8:] in ("", "source asked, too"))
     ids = torch.tensor([[5, 6, EOS, BOS, 8, 9], [9, EOS, BOS, 5, 6, 7]])
     assert stacks.restarted(ids).tolist() == [[0, 1, 2, 0, 1, 2], [0, 1, 0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("name", prefix_causes.ROWS)
+def test_a_suspect_begins_as_the_plain_stack_and_then_learns(name, float64):
+    """The target's loss is the same at first, and what was added gets a gradient."""
+    row, loss_of, model = fresh(name, shaken=False)
+    batch = make_batch(20 * PAIRS)  # enough to hide some
+    _, plain_loss, plain = fresh(row.sees, shaken=False)
+    loss, nll = plain_loss(plain, batch, CRITERION)
+    sums = loss_of(model, batch, CRITERION)
+    if row.suspect != "fixed":
+        torch.testing.assert_close(sums, (loss, nll))
+    asked = loss_of(model.train(), batch, CRITERION)
+    assert (asked[0] > sums[0] + 1) == (row.suspect == "asked")
+    asked[0].backward()
+    added = {"own": model.reader.layers[0].self_attn.project_key.weight, "relative": model.offsets}
+    if row.suspect in added:
+        grad = added[row.suspect].grad
+        assert grad.norm() > 0 and (row.suspect == "relative" or model.reader is not model.stack)
+
+
+@pytest.mark.parametrize("sees", ["causal", "prefix"])
+def test_a_source_is_asked_what_its_mask_hides(sees):
+    ids = torch.tensor([[5, 6, 7, EOS, BOS, 8, 9], [9, EOS, BOS, 5, 6, 7, 8]]).repeat(200, 1)
+    of_source = torch.arange(7) < (ids == BOS).int().argmax(1, keepdim=True)
+    torch.manual_seed(0)
+    read, labels = prefix_causes.source_question(ids, of_source, sees, 12)
+    asked = labels > 0
+    assert (read == ids)[~asked].all() and not asked[~of_source].any() and read.max() < 12
+    if sees == "causal":
+        assert read.equal(ids) and labels[0].tolist() == [6, 7, EOS, BOS, 0, 0, 0]
+    else:  # and eight of ten can't be read
+        assert labels[asked].equal(ids[asked]) and 0.7 < (read[asked] == UNK).double().mean() < 0.9
 
 
 # A language model
