@@ -3,7 +3,8 @@
 `stairs` climbs from the textbook's step to ours, `steps` times ours without each of its switches,
 `base` the paper's base model, `growth` steps of many sizes. `peers` times ours against
 `nn.Transformer`, `MarianMTModel` and x-transformers (it needs the packages of
-`pip install -e '.[bench]'`). A GPU has `scripts.studies.waterfall`.
+`pip install -e '.[bench]'`), `compiled` against those under torch.compile. A GPU has
+`scripts.studies.waterfall`.
 
 Two processes are alive at a time, the reference and one contender, which take turns with passes
 over the same batches. On a processor without bfloat16 products (AVX512-BF16), who needs them is
@@ -59,6 +60,7 @@ class Contender:
     autocast: bool = False  # the forward pass under PyTorch's autocast in bfloat16
     keep_memory: bool = False
     fused_adam: bool = False
+    compiled: bool = False  # the loss and its gradient by torch.compile
     threads: int = 2
     shape: Shape = SMALL
 
@@ -117,6 +119,7 @@ class Runner:
         how = contender.how
         loss_of = partial(fast_loss, switches=how) if how else batch_loss
         loss_of = peer_loss if contender.model in PEERS else loss_of
+        loss_of = torch.compile(loss_of, dynamic=True) if contender.compiled else loss_of
         loss_of = torch.autocast("cpu", torch.bfloat16, contender.autocast)(loss_of)
         self.take = Step(self.model, LabelSmoothing(0.1), optimizer, loss_of, 1.0)
 
@@ -226,6 +229,15 @@ def peer_contenders() -> dict[str, Contender]:
         words = f"{name}, {'bf16' if half else 'float32'}{', memory kept' * kept}"
         contenders[words] = Contender(model, autocast=half, keep_memory=kept)
     return contenders
+
+
+def compiled_contenders() -> dict[str, Contender]:
+    """Ours in both precisions, and the others under torch.compile, memory kept."""
+    return {
+        name + ", compiled" * (one.how is None): replace(one, compiled=one.how is None)
+        for name, one in peer_contenders().items()
+        if one.keep_memory
+    }
 
 
 FAST_FILES = ("fast.py", "passes.py", "compiled.py", "passes.c", "simd.h")
@@ -357,6 +369,7 @@ def race_growth() -> dict[str, Any]:
 
 RACES = {
     "stairs": race_stairs,
+    "compiled": lambda: race(compiled_contenders()),
     "peers": lambda: race(peer_contenders()),
     "steps": race_steps,
     "base": race_base,
@@ -368,7 +381,7 @@ RACES = {
 class RaceOptions:
     """Which race."""
 
-    benchmark: Literal["stairs", "peers", "steps", "base", "growth"] = "peers"
+    benchmark: Literal["stairs", "compiled", "peers", "steps", "base", "growth"] = "peers"
     """Which one."""
     save: bool = False
     """Write results/speed-BENCHMARK.json."""
