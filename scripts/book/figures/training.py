@@ -131,38 +131,35 @@ def band(scores: Sequence[float], axis: str) -> alt.Chart:
     return ends.encode(**{axis: "low:Q", f"{axis}2": "high:Q"})
 
 
-def controls_chart(fall: Mapping[str, Any], steady: Sequence[float], title: str) -> alt.LayerChart:
-    """The BLEU of repeated epochs: a row for each order; `fall` is the record's, a dot a run.
+def controls_chart(
+    controls: Mapping[str, Sequence[Mapping]], steady: Sequence[float], title: str
+) -> alt.ConcatChart:
+    """BLEU in the last ten steps of repeated epochs: a panel for each order, a curve a run.
 
-    A tick, and a number at the right, is a row's mean; a circle is that of the texts cut after one
-    copy of what they repeat. A grey band spans the `steady` scores. Rows whose runs are all below
-    the band come first, in a colour of their own.
+    `controls` has an order's runs, each with `step`, `bleu`, and earlier looks in `earlier`. A grey
+    band spans the `steady` scores; a run that ends below it has a colour of its own.
     """
-    runs = pd.DataFrame(fall["controls"])
-    scores, cut = (runs.map(lambda run, key=key: run[key]) for key in ("bleu", "bleu_cut"))
-    fell = scores.max() < min(steady)
-    frame = scores.melt(var_name="order", value_name="bleu")
-    frame["fell"] = frame["order"].map(fell)
-    means = frame.groupby(["order", "fell"], as_index=False)["bleu"].mean()
-    x = alt.X("bleu:Q", title="validation BLEU").scale(zero=False)
-    y = alt.Y("order:N", sort=[*scores.columns[fell], *scores.columns[~fell]], title=None).axis(
-        labelLimit=0
-    )
-    color = alt.Color("fell:N", legend=None).scale(domain=[False, True], range=PALETTE[:2])
-    dots = alt.Chart(rounded(frame)).mark_circle(size=80, opacity=0.7).encode(x, y, color)
-    middle = alt.Chart(rounded(means)).encode(y, color)
-    ticks = middle.mark_tick(thickness=3, size=18).encode(x)
-    means["bleu"] = means["order"].map(cut.mean())
-    circles = alt.Chart(rounded(means)).mark_point(size=60).encode(x, y, color)
-    numbers = middle.mark_text(align="left", fontSize=13, dx=8)
-    numbers = numbers.encode(x=alt.value("width"), text=alt.Text("bleu:Q", format=".1f"))
-    caption = "Three runs a row; the tick, and the number at the right, is their mean."
-    caption += " Circle: the mean if texts are cut after one copy."
-    caption += " Grey: as in the picture above. The axis doesn't begin at 0."
-    drawn = (band(steady, "x") + dots + circles + ticks + numbers).properties(
-        width=400, height=28 * scores.shape[1]
-    )
-    return titled(drawn, title, caption, wrap=78)
+    looks = [
+        {"order": order, "run": number, "fell": run["bleu"] < min(steady)} | look
+        for order, runs in controls.items()
+        for number, run in enumerate(runs)
+        for look in ({key: r[key] for key in ("step", "bleu")} for r in (*run["earlier"], run))
+    ]
+    frame = pd.DataFrame(looks)
+    ends = [min(*frame["bleu"], *steady) - 0.5, max(*frame["bleu"], *steady) + 0.5]
+    scale, panels = alt.Scale(domain=ends, nice=False, zero=False), []
+    grey = band(steady, "y").encode(alt.Y("low:Q", scale=scale))
+    hues = alt.Color("fell:N", legend=None).scale(domain=[False, True], range=PALETTE[:2])
+    for order in controls:
+        rows = rounded(frame[frame["order"] == order].drop(columns="order"))
+        x = alt.X("step:O", title=None).axis(labelAngle=0, grid=False)
+        y = alt.Y("bleu:Q", title="validation BLEU" if len(panels) % 4 == 0 else None, scale=scale)
+        curves = alt.Chart(rows).mark_line(point=True).encode(x, y, hues, detail="run:N")
+        panel = (grey + curves).properties(width=125, height=130)
+        panels.append(panel.properties(title=alt.TitleParams(order.split("\n"), fontSize=12)))
+    caption = "BLEU ten and five steps before the epoch's end and at its end (steps 245, 250, 255)."
+    caption += " A curve is a run. Grey: as in the picture above. The axis doesn't begin at 0."
+    return titled(alt.concat(*panels, columns=4), title, caption, wrap=96)
 
 
 RECIPES_OF_SIZES = ("by size", "one for all", "longer")
