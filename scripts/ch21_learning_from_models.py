@@ -272,7 +272,7 @@ for row, rival in ((drawn, "a part"), (greedy, drawn)):
 means.loc[["a part", *german_of, "all pairs"], ["loss", "bleu"]].round(2)
 
 # %% [markdown]
-# Either German takes 0.9 nats or more off the loss. Drawn German shows no gain in BLEU; greedy German has three more at nearly the same loss. What did drawn German teach?
+# Either German takes 0.9 nats or more off the loss. Drawn German shows no gain in BLEU; greedy German has 2.8 more at nearly the same loss. What did drawn German teach?
 #
 # English, perhaps. A model can guess the next word from the source, or from the English before it. More captions teach more English, whatever stands beside them.
 #
@@ -492,7 +492,7 @@ pd.DataFrame(trials).T
 #
 # - Distillation by words puts the teacher's probabilities in the label's place.
 # - Distillation by sequences gains BLEU by greedy decoding, though its students predict people's words worse.
-# - Greedy back-translation beat drawn by three BLEU at nearly the same loss. Beside sources that say nothing the loss falls, too, while BLEU is lost.
+# - Greedy back-translation beat drawn by 2.8 BLEU at nearly the same loss. Beside sources that say nothing the loss falls, too, while BLEU is lost.
 # - Minimum risk contrasts the model's own attempts. It improves the score that it trains on; judge it by another.
 # - Runs that go on from the same weights can be averaged. The model that ships is such a mean.
 #
