@@ -4,10 +4,9 @@ Back-translation gets one pair in sixteen, and only the English of the others. E
 rate that a sweep found best for it; what counts is three fresh seeds. Models that others need are
 kept in the folder of runs.
 
-One row tests a suspicion: German that a model drew teaches nothing but English. `SHUFFLED` has the
-same captions, each beside another's German, and the rate of the row of drawn German. If its loss is
-higher than that row's by more than chance between seeds, drawn German taught more than English, and
-the suspicion is wrong; if not, English alone explains how far the loss fell.
+One row shows how far the loss falls beside sources that say nothing: `SHUFFLED` has the same
+captions, each beside another's German, and the rate of the row of drawn German. Such sources also
+do harm (BLEU falls), so the row doesn't say how much of a lower loss is English alone.
 """
 
 import copy
