@@ -254,7 +254,7 @@ passed = pass_together(lines["silent p"].tolist())  # p of a t test over the pai
 worth_chart(record["heads"], passed, record["splits"]["val"])
 
 # %% [markdown]
-# A star marks a head that passes a test. Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's method (`pass_together`, chapter 10) guards against that.
+# Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's method (`pass_together`, chapter 10) guards the stars against that.
 #
 # ## Does the map tell?
 #
@@ -385,7 +385,7 @@ group_costs_chart(table)
 pd.DataFrame(record["groups"]).set_index("group").filter(regex="silent|mean").round(3)
 
 # %% [markdown]
-# Only where all of cross-attention is changed. So 0 isn't harsh, and we keep it.
+# Only where all of cross-attention is changed. So we keep 0.
 #
 # ## Patch
 #
@@ -515,7 +515,7 @@ lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read])
 # %% [markdown]
 # The bare embedding repeats the word just read. Look at the column "the": after two layers the model would write *water*, after three it writes *wet*. The German is "über die nasse Wiese": no water there. Is *water* a habit, since dogs in captions often run through water? Or does it come from "nasse"?
 #
-# So we exchange the adjective: by "hohe" (tall), and by "krumme" (crooked), which no training caption holds. And we read after each sublayer of layers 2 and 3. A habit would stay. (A lone letter is a piece that begins a word.)
+# So we exchange the adjective: by "hohe" (tall), and by "krumme" (crooked), which no training caption holds. And we read after each sublayer of layers 2 and 3. A habit would stay. (A lone letter begins a word.)
 
 
 # %%
