@@ -306,9 +306,9 @@ pd.Series(starred).unstack().loc[list(of_kind), [*HEAD_NUMBERS, "AER"]].fillna("
 #
 # So a worth may hide a head's work. We silence heads together: all 24 of a kind; in cross-attention also the four best aligners of each layer, or the four worst. For three reasons a group may cost more than the sum of its worths:
 #
-# - *A longer disturbance costs more.* The control is **noise**, added to what the heads say, and at each position as long (in the residual stream).
+# - *A longer disturbance costs more.* The control is **noise**, added to what the heads say, and at each position as long as that (in the stream).
 # - *A little less harms little*, whoever says it. The control: each head says **half**.
-# - *Heads say the same.* If not, silencing half of them costs much more than halving all, which removes nothing wholly.
+# - *Heads say the same.* If not, silencing half of them costs much more than halving all: halving removes nothing.
 #
 # **Predict.** Half of cross-attention's heads silent, or all halved: which costs more? Which twelve are missed more?
 
@@ -351,7 +351,7 @@ pd.DataFrame(costs)
 # %% [markdown]
 # **All heads.** With the encoder silent, no German word sees another; yet the loss rises by only 0.11. Without cross-attention it rises by 3.19, far beyond the sum of the worths, 0.03. Noise of the same length costs 0.18, so it isn't the disturbance. But halved heads cost only 0.13. So small worths alone don't show that heads stand in for one another.
 #
-# **Half of the heads.** Without the best aligners the loss rises by 0.20, without the worst by 0.15. Of 3.19 nats that is only 0.07 or 0.02 more than halving all costs. So what twelve heads say, the others say, too: the heads do stand in for one another.
+# **Half of the heads.** Without the best aligners the loss rises by 0.20, without the worst by 0.15. Of 3.19 nats that is only 0.07 or 0.02 more than halving all costs. So most of what twelve heads say, the others say, too: they do stand in for one another.
 #
 # Which twelve are missed more? The difference, on our captions and (`python -m scripts.studies.aligners`) on other pairs:
 
