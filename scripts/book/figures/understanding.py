@@ -265,7 +265,7 @@ def lens_chart(
     right = [sum(map(str.__eq__, stage, tops[-1])) for stage in tops[:-1]]
     return titled(
         heatmap(final[::-1], depths[::-1], read, **look),  # the last layer on top
-        f"Of {len(read)} final words layer 1 has {right[1]}, layer 2 already {right[2]}",
+        f"Of {len(read)} final tokens layer 1 has {right[1]}, layer 2 already {right[2]}",
         "Each cell: the likeliest next token at that depth. Dark: the final token is already "
         "probable. Bottom: the embedding.",
         wrap=110,
