@@ -1,11 +1,11 @@
 // The page: loads the model, asks it, and shows what it says while it says it.
 
+import { at, bytesOf, giveUp, keep, listen, mark, refill, say } from "./common.js";
 import { beamSearch, greedy, limitFor, score } from "./decode.js";
 import { attentionMap, attentionTable, candidateBars, element, inkOn, isolated, sharesInWords } from "./draw.js";
 import { attentionOf, Model } from "./model.js";
 import { Tokenizer } from "./tokenizer.js";
 
-const at = (id) => document.getElementById(id);
 const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 
 /** What the page knows. `shown` is the text in view, `focus` the token of it that is looked at. */
@@ -26,18 +26,6 @@ const page = {
 class Stopped extends Error {}
 
 // --- Loading ---
-
-/** A file's bytes; `heard` is told how many came in. */
-async function bytesOf(name, heard) {
-  const answer = await fetch(name);
-  if (!answer.ok) throw new Error(`${name}: the server answered ${answer.status}`);
-  const transform = (chunk, out) => {
-    heard(chunk.length);
-    out.enqueue(chunk);
-  };
-  const counted = answer.body.pipeThrough(new TransformStream({ transform }));
-  return new Uint8Array(await new Response(counted).arrayBuffer());
-}
 
 const parsed = (bytes) => JSON.parse(new TextDecoder().decode(bytes));
 
@@ -81,25 +69,6 @@ function introduce({ languages, examples: [first, ...others] }) {
   at("try").hidden = !others.length;
   const button = (text) => element("button", { type: "button", lang: source.code, dir: "auto", text });
   at("examples").replaceChildren(...others.map(button));
-}
-
-function say(text) {
-  at("status").textContent = text;
-}
-
-/** Where the page stands, for who watches it from outside: loading, ready, busy, broken. */
-function mark(state) {
-  document.documentElement.dataset.state = state;
-}
-
-function giveUp(error) {
-  const why = String(error?.message ?? error);
-  at("trouble").textContent = /SIMD is not supported/.test(why)
-    ? "This browser's WebAssembly is too old: it has no SIMD instructions. Any recent browser has them."
-    : `The model failed (${why}). Load the page again; if that doesn't help, try another browser.`;
-  document.documentElement.classList.add("broken");
-  say("");
-  mark("broken");
 }
 
 // --- Translating ---
@@ -224,13 +193,6 @@ function show(text, focus = 0, unfinished = false) {
   showMap();
 }
 
-/** New items in a list box; the focus stays in it. */
-function refill(list, items) {
-  const inside = list.contains(document.activeElement);
-  list.replaceChildren(...items);
-  if (inside) list.querySelector('[aria-selected="true"]')?.focus();
-}
-
 /** The texts of a beam with their scores. */
 function showTexts() {
   if (at("beams").hidden) return;
@@ -313,33 +275,6 @@ function focusOn(i) {
 
 // --- What the reader does ---
 
-/** In a list box: a click or an arrow key chooses an item. */
-function listen(list, choose) {
-  list.addEventListener("click", (event) => {
-    const item = event.target.closest('[role="option"]');
-    if (!item) return;
-    item.focus();
-    choose([...list.children].indexOf(item));
-  });
-  list.addEventListener("keydown", (event) => {
-    if (event.altKey || event.ctrlKey || event.metaKey) return; // the browser's own keys
-    const last = list.children.length - 1;
-    const now = [...list.children].findIndex((item) => item === document.activeElement);
-    const right = getComputedStyle(list).direction === "rtl" ? -1 : 1;
-    const next = {
-      ArrowRight: now + right,
-      ArrowDown: now + 1,
-      ArrowLeft: now - right,
-      ArrowUp: now - 1,
-      Home: 0,
-      End: last,
-    }[event.key];
-    if (next === undefined || now < 0) return;
-    event.preventDefault();
-    choose(Math.min(last, Math.max(0, next)));
-  });
-}
-
 function chooseText(i) {
   if (!page.running) show(page.texts[i], 0);
 }
@@ -386,19 +321,6 @@ function setUp(ready) {
   listen(at("tokens"), focusOn);
   listen(at("texts"), chooseText);
   at("table").parentElement.addEventListener("toggle", showMap);
-}
-
-/** Keep the page's files in the browser, so that it opens without a network the next time. */
-async function keep() {
-  if (!("serviceWorker" in navigator) || !window.isSecureContext) return;
-  if (new URL("./", location.href).pathname === "/") return; // it would keep all of this address
-  try {
-    await navigator.serviceWorker.register("sw.js");
-    await navigator.serviceWorker.ready;
-    at("offline").textContent = "The page is kept in this browser: it works without a network now.";
-  } catch {
-    // A private window may refuse to keep anything. The page works all the same.
-  }
 }
 
 async function start() {
