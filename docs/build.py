@@ -129,7 +129,7 @@ def lay_out(source: Path) -> None:
 
 
 def put_beside(target: Path) -> None:
-    """What the site has besides its pages: scripts, the living page, the walk, what draws charts and math."""
+    """Scripts, the living page, the walk, and what draws charts and math."""
     import altair
     import vl_convert
 

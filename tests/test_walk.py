@@ -1,4 +1,4 @@
-"""The walk: each number that it shows is Python's, each formula adds up, each stop's code gives the stop's numbers.
+"""The walk: its numbers are Python's, its formulas add up, its code gives what it shows.
 
 The page's own JavaScript runs in Node, and again in headless Chromium.
 """
@@ -15,6 +15,7 @@ import pytest
 import torch
 from browsing import run_script
 from conftest import ROOT
+from docutils.nodes import make_id
 from test_living import SENTENCES, build
 from torch import Tensor, nn
 
@@ -26,9 +27,10 @@ from scripts.core.models import DEFAULT_MODEL, load_model
 WALK = ROOT / "docs" / "walk"
 STOPS = ["pieces", "embed", "qkv", "scores", "softmax", "mix", "residual", "feedforward"]
 STOPS += ["causal", "cross", "decoderff", "logits", "choice"]
-# The page adds up in 64 bits and keeps 32, PyTorch adds up in 32, so that its rounding errors gather through six
-# layers. Measured on these sentences, as shares of a tensor's largest number: the page is at most 3e-7 from
-# the model in float64, PyTorch's float32 at most 2e-6. Other processors add in another order.
+# The page adds up in 64 bits and keeps 32. PyTorch adds up in 32, so that more rounding gathers
+# through six layers. Measured on these sentences, as shares of a tensor's largest number: the page
+# is at most 3e-7 from the model in float64, PyTorch's float32 at most 2e-6 from both. Other
+# processors add in another order.
 EXACT, ROUNDED = 1e-6, 1e-5
 
 
@@ -201,6 +203,15 @@ def test_the_choice_is_the_next_token(shown, read):
         assert choice["piece"] == one["tgtPieces"][step] and 0.1 < choice["probability"] <= 1
 
 
+def test_the_chapters_have_the_sections_that_stops_link_to(shown):
+    for _, stop in shown[: len(STOPS)]:
+        chapter = stop["chapter"]
+        text = (ROOT / "scripts" / f"{chapter['file']}.py").read_text("utf-8")
+        headings = re.findall(r"^# ##+ (.*)", text, re.MULTILINE)
+        assert chapter["anchor"] in {make_id(heading) for heading in headings}, chapter
+        assert f"# # Chapter {int(chapter['number'])} · {chapter['title']}" in text
+
+
 # --- Cells ---
 
 
@@ -226,7 +237,7 @@ def inspected(living, shown):
 
 
 def value_of(formula: str) -> float:
-    """A formula as the page writes it, computed: "0.5 · (−2) + … (3 more: 0.1) = −0.9" without its right side."""
+    """One side of a formula as the page writes it, such as "0.5 · (−2) + … (3 more: 0.1)"."""
     formula = re.sub(r"· 10000\^|^q · k = |^[μσ] = ", "", formula)
     formula = re.sub(r"… \(\d+ more: (.+?)\)", r"(\1)", formula)
     formula = re.sub(r" \[.*?\](?= \+|$)", "", formula)  # a piece's name

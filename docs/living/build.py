@@ -1,4 +1,4 @@
-"""Builds the living page: the translator that runs in a browser; and beside it the walk through one translation.
+"""Builds the living page, the translator that runs in a browser, and the walk beside it.
 
     python docs/living/build.py FOLDER [--model runs/NAME] [--walk]
 
@@ -148,7 +148,7 @@ def tensor_places(
 ) -> dict[str, list]:
     """Where weights.bin holds the model's tensors: [first byte, rows, columns, whether transposed].
 
-    By name, tied ones under each of theirs. Those of less than a kilobyte are in the graphs instead.
+    By name, tied ones under each of theirs. What has less than a kilobyte is in the graphs instead.
     """
     starts = {content[start : start + length]: start for start, (length, _) in tensors.items()}
     places = {}

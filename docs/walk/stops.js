@@ -12,11 +12,13 @@ const TERMS = 4; // terms of a sum that are written out
 const FIRST = "Ein Mann trägt einen Korb."; // chapter 0's sentence
 
 const chapter = (number, title, name, anchor) => ({ number, title, file: `ch${number}_${name}`, anchor });
-const sections = ["all-five-questions-at-once", "why-divide-by", "masks-who-may-look-at-whom"];
+const sections = ["all-five-questions-at-once", "why-divide-by-sqrt-d-k", "masks-who-may-look-at-whom"];
 const [FIVE, WHY, MASKS] = sections.map((anchor) => chapter("01", "Attention", "attention", anchor));
 const HEADS = chapter("02", "Multi-head attention", "multi_head_attention", "query-key-and-value-are-roles");
 const USES = chapter("02", "Multi-head attention", "multi_head_attention", "one-class-three-uses");
-const LAYER = chapter("04", "Encoder and decoder", "encoder_decoder", "the-model-on-one-screen");
+const [LAYER, OPENED, DECODING] = ["the-model-on-one-screen", "one-layer-opened", "one-decoder-layer-opened"].map((anchor) =>
+  chapter("04", "Encoder and decoder", "encoder_decoder", anchor),
+);
 
 // A layer's input: the output of the one below, or the embedded pieces.
 const below = (side, n) => (n ? `${side}.${n - 1}.residual${side === "encoder" ? 2 : 3}` : `${side === "encoder" ? "source" : "target"}.embedded`);
@@ -133,7 +135,7 @@ export const STOPS = [
     ],
   },
   {
-    ...{ id: "feedforward", title: "Feed-forward", place: "enc-ff", side: "encoder", picks: { layer: true }, chapter: LAYER },
+    ...{ id: "feedforward", title: "Feed-forward", place: "enc-ff", side: "encoder", picks: { layer: true }, chapter: OPENED },
     say: "Each place works alone on what it has: widen to F numbers, drop what is below 0, narrow again, add.",
     tensors: (n, N) => [
       ...[[`encoder.${n}.norm2`, "normed[0]", "given"], [`encoder.${n}.ff.hidden`, "hidden[0]"], [`encoder.${n}.ff.out`, "out[0]"]],
@@ -173,7 +175,7 @@ export const STOPS = [
     ],
   },
   {
-    ...{ id: "decoderff", title: "Feed-forward again", place: "dec-ff", side: "decoder", picks: { layer: true, step: true }, chapter: LAYER },
+    ...{ id: "decoderff", title: "Feed-forward again", place: "dec-ff", side: "decoder", picks: { layer: true, step: true }, chapter: DECODING },
     say: "The same step as in the encoder: each place works alone, and the result is added.",
     tensors: (n) => [
       ...[[`decoder.${n}.residual2`, "x[0]", "given"], [`decoder.${n}.norm3`, "normed[0]"], [`decoder.${n}.ff.hidden`, "hidden[0]"]],
