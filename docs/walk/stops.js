@@ -9,7 +9,7 @@ import { Net, spread, tensorsOf } from "./forward.js";
 const LONGEST = 40; // tokens of a source, with </s>: more would be hard to look at
 const LIKELIEST = 12; // tokens of the vocabulary that are shown
 const TERMS = 4; // terms of a sum that are written out
-const FIRST = "Ein Mann trägt einen Korb."; // chapter 0's sentence
+const OURS = ["Ein Mann trägt einen Korb.", "Ein Mann trägt einen Hut."]; // chapter 0's sentences
 
 const chapter = (number, title, name, anchor) => ({ number, title, file: `ch${number}_${name}`, anchor });
 const sections = ["all-five-questions-at-once", "why-divide-by-sqrt-d-k", "masks-who-may-look-at-whom"];
@@ -220,7 +220,7 @@ const ABOUT = {
   embedding: ["embedding", "The piece's row of the learned table, times √D."],
   position: ["position", "Waves of many lengths: a pattern for each place. Nothing here is learned."],
   embedded: ["embedding + position", "The two added: what the first layer gets."],
-  norm1: ["normed", "Each row brought to one scale: mean 0, spread 1, then a learned scale and shift."],
+  norm1: ["normed rows", "Each row brought to one scale: mean 0, spread 1, then a learned scale and shift."],
   query: ["query", "What each place asks."],
   key: ["key", "What each place can be found by."],
   value: ["value", "What each place has to give."],
@@ -229,10 +229,10 @@ const ABOUT = {
   weights: ["weights", "How much each row looks at each column: shares of 1."],
   mix: ["mix", "What each place takes home: the values, mixed by its shares."],
   out: ["output", "What the step adds to its input."],
-  residual1: ["sum", "Input plus output: a residual connection."],
+  residual1: ["sums", "Input plus output: a residual connection."],
   hidden: ["hidden", "F numbers for each place; what was below 0 is 0."],
   memory: ["memory", "What the encoder hands over: one row for each German piece."],
-  norm: ["normed, after the last layer", "The decoder's result. Its last row decides what comes next."],
+  norm: ["normed rows, after the last layer", "The decoder's result. Its last row decides what comes next."],
   logits: ["logits", "A score for each piece, the twelve highest. Each may be any number."],
   probabilities: ["probabilities", "The logits as shares of 1, over all pieces."],
   W: ["learned matrix", "Learned in training, and the same for every sentence. A row makes one column."],
@@ -252,6 +252,7 @@ export function shown(x) {
   const small = () => `${digits}·10${power < 0 ? "⁻" : ""}${[...power.slice(1)].map((digit) => POWERS[digit]).join("")}`;
   return (size >= 100 ? x.toFixed(1) : size >= 0.001 ? x.toFixed(3) : small()).replace("-", "−");
 }
+const quoted = (piece) => `“${piece}”`;
 const factor = (x) => (x < 0 ? `(${shown(x)})` : shown(x));
 
 /** "a + b + … (29 more: c) = sum": the largest terms first. `terms` are {text, value}. */
@@ -277,7 +278,7 @@ export async function openWalk(bytesOf) {
 export class Walk {
   constructor(net, tokenizer) {
     const { layers, heads, d_k, vocab, max_len, parameters, examples } = net.config;
-    this.about = { layers, heads, dK: d_k, vocab, maxLen: max_len, parameters, examples: [FIRST, ...examples.filter((one) => one !== FIRST)] };
+    this.about = { layers, heads, dK: d_k, vocab, maxLen: max_len, parameters, examples: [...new Set([...OURS, ...examples])] };
     Object.assign(this, { net, tokenizer, layers, heads, made: new Map(), sentence: null });
     for (const { id, tensors } of STOPS) {
       for (let n = 0; n < layers; n++) {
@@ -414,10 +415,20 @@ export class Walk {
     if (place.rows[0] > last || place.rows[0] < 0) return null; // a later step makes it
     const { id, layer } = this.made.get(name);
     const elsewhere = layer !== state.layer && STOPS.find((stop) => stop.id === id).picks.layer;
-    const row = rows && rows[0] === rows[1] && rowLabels.length > 1 ? ` of ${rowLabels[rows[0]]}` : "";
-    const title = `${this.titleOf(name)}${row}${elsewhere ? `, layer ${layer + 1}` : ""}`;
+    const row = rows && rows[0] === rows[1] && rowLabels.length > 1 ? ` ${this.rowOf(name, rowLabels[rows[0]])}` : "";
+    const column = !rows && cols ? this.colOf(name, colLabels[cols[0]]) : "";
+    const title = `${this.titleOf(name)}${row}${column}${elsewhere ? `, layer ${layer + 1}` : ""}`;
     const found = { tensor: name, title, stop: id, ...place, cell: { row: place.rows[0], col: place.cols[0] } };
     return elsewhere ? { ...found, layer } : found;
+  }
+
+  /** A row in words: of a piece, or by its number. */
+  rowOf(name, label) {
+    return name.endsWith(".W") && name !== "logits.W" ? `row ${label}` : `of ${quoted(label)}`;
+  }
+
+  colOf(name, label) {
+    return KIND[lastPart(name)] && !name.endsWith(".W") ? ` at ${quoted(label)}` : `, number ${label}`;
   }
 
   titleOf(name) {
@@ -433,9 +444,10 @@ export class Walk {
     const value = at(row, col);
     const learned = tensor.endsWith(".W");
     const way = learned ? this.learned(tensor, state, row) : this.ways(tensor, state, row, col);
-    const where = cols.length === 1 ? "" : KIND[lastPart(tensor)] ? ` at ${cols[col]}` : `, number ${cols[col]}`;
+    const name = this.titleOf(tensor).replace(/ies\b/, "y").replace(/s\b/, ""); // of one number
+    const where = cols.length === 1 ? "" : this.colOf(tensor, cols[col]);
     return {
-      ...{ tensor, row, col, value, title: `${this.titleOf(tensor)} of ${rows[row]}${where}` },
+      ...{ tensor, row, col, value, title: `${name} ${this.rowOf(tensor, rows[row])}${where}` },
       ...{ lines: way.lines, parts: way.parts, over: way.over ?? 1, atLeast: way.atLeast ?? null },
       madeFrom: way.from.filter(Boolean),
       makes: learned ? way.makes.filter(Boolean) : this.makes(tensor, state, row, col),
@@ -478,7 +490,7 @@ export class Walk {
       const angle = row / 10000 ** ((2 * wave) / D);
       const part = even ? Math.sin(angle) : Math.cos(angle);
       const power = `${2 * wave}/${D}`;
-      return { lines: [{ say: `Place ${row} on wave ${wave}: no learning, just a formula.`, math: `${even ? "sin" : "cos"}(${row} ÷ 10000^(${power})) = ${shown(value)}` }], parts: [part], from: [] };
+      return { lines: [{ say: `Place ${row}, counted from 0, on wave ${wave}. Nothing is learned here.`, math: `${even ? "sin" : "cos"}(${row} ÷ 10000^(${power})) = ${shown(value)}` }], parts: [part], from: [] };
     }
     if (op === "add") {
       const parts = [first.at(row, col), second.at(row, col)];
@@ -511,10 +523,10 @@ export class Walk {
       });
       const bias = this.net.tensors.get(`${weight}.bias`).data[out];
       const sum = total(terms.map((term) => term.value));
-      const heads = axes[1] === "H" ? `, of all ${this.heads} heads,` : "";
+      const heads = axes[1] === "H" ? `, all ${this.heads} heads together,` : "";
       const lines = [
-        { say: `The ${width} numbers of the row${heads} times ${width} learned ones, added up.`, math: sumText(terms, sum) },
-        { say: "And a learned number more, the bias.", math: `${shown(sum)} + ${factor(bias)} = ${shown(sum + bias)}` },
+        { say: `This row of “${this.titleOf(from[0])}”${heads} has ${width} numbers. Each is multiplied by a learned number, and all are added up.`, math: sumText(terms, sum) },
+        { say: "Then a learned number is added, the bias.", math: `${shown(sum)} + ${factor(bias)} = ${shown(sum + bias)}` },
       ];
       if (op === "relu") lines.push({ say: "What is below 0 becomes 0.", math: `max(0, ${shown(sum + bias)}) = ${shown(value)}` });
       const shownW = this.area(`${name}.W`, state, isLogit ? [row, row] : [col, col]);
