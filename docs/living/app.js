@@ -16,7 +16,8 @@ const page = {
   done: 0, // how many have ended
   running: null, // the translation in progress: { stopped, stop, stopping }
   limit: 0, // tokens after which a text is cut
-  source: [], // labels of the source's tokens
+  sentence: "", // what is translated
+  source: [], // labels of its tokens
   texts: [], // all that can be chosen from, the best first
   shown: null,
   focus: 0,
@@ -110,7 +111,7 @@ async function search(source, run) {
   const split = tokenizer.split(source);
   const ids = tokenizer.encode(source).slice(0, model.config.max_len - 1);
   tellOf(split, ids);
-  Object.assign(page, { texts: [], shown: null, focus: 0, alpha });
+  Object.assign(page, { texts: [], shown: null, focus: 0, alpha, sentence: source });
   page.source = [...split.slice(0, ids.length).map((piece) => brief(tokenizer.label(piece))), "</s>"];
   at("beams").hidden = width === 1 || !ids.length;
   if (!ids.length) {
@@ -236,6 +237,10 @@ function showStep() {
   at("source").replaceChildren(...items);
   const most = shares ? `While it chose “${isolated(labelOf(choice.token))}”: ${sharesInWords(shares, page.source)} (${pickedInWords()}).` : "";
   at("looked").textContent = most;
+  const walk = at("walk"); // a page that stands alone has none
+  if (!walk) return;
+  at("deeper").hidden = !choice || !at("beams").hidden; // the walk decodes greedily
+  walk.hash = new URLSearchParams({ sentence: page.sentence, token: page.focus + 1, stop: "choice" });
 }
 
 /** The layer and the head that the pickers name, from 0; null for the mean. */

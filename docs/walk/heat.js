@@ -18,6 +18,29 @@ function luminance(colour) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
+/** The page's colours, by day or by night. */
+function colours() {
+  const style = getComputedStyle(document.documentElement);
+  const names = ["ink", "soft", "paper", "panel", "accent", "warm", "makes"];
+  return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`)]));
+}
+
+/** A matrix as a picture of one pixel a cell, and its colours, four bytes a cell; numbers beyond `top` are as strong as it. */
+export function pixelsOf({ data, rows, cols, kind }, top = 1) {
+  const { panel, accent, warm } = colours();
+  const [ground, plus, minus] = [panel, accent, warm].map(rgb);
+  const image = new ImageData(cols, rows);
+  data.forEach((number, i) => {
+    const strength = kind === "id" || number === -Infinity ? 0 : Math.min(1, Math.abs(number) / top);
+    const to = number < 0 ? minus : plus;
+    for (let part = 0; part < 3; part++) image.data[4 * i + part] = ground[part] + strength * (to[part] - ground[part]);
+    image.data[4 * i + 3] = 255;
+  });
+  const pixels = element("canvas", { width: cols, height: rows, "aria-hidden": "true" });
+  pixels.getContext("2d").putImageData(image, 0, 0);
+  return { pixels, paints: image.data };
+}
+
 export class Heat {
   /** `view` as stops.js gives it; whoever presses a cell has `choose(row, column)` called. */
   constructor(view, number, choose) {
@@ -99,14 +122,13 @@ export class Heat {
     [canvas.style.width, canvas.style.height] = [`${width}px`, `${height}px`];
     const pen = canvas.getContext("2d");
     pen.scale(zoom, zoom);
-    const style = getComputedStyle(this.figure);
-    const colour = Object.fromEntries(["ink", "soft", "paper", "panel", "accent", "warm", "makes"].map((name) => [name, style.getPropertyValue(`--${name}`)]));
+    const colour = colours();
     pen.font = this.font;
     pen.textBaseline = "middle";
     this.labels(pen, colour);
-    const paints = this.paints([colour.panel, colour.accent, colour.warm].map(rgb));
+    const { pixels, paints } = pixelsOf(view, this.bars ? Infinity : this.top);
     pen.imageSmoothingEnabled = false;
-    pen.drawImage(this.pixels, left, head, view.cols * cell, view.rows * HEIGHT);
+    pen.drawImage(pixels, left, head, view.cols * cell, view.rows * HEIGHT);
     pen.fillStyle = colour.paper;
     for (let row = 1; row <= view.rows; row++) pen.fillRect(left, head + row * HEIGHT - 1, view.cols * cell, 1);
     for (let col = 1; cell > 6 && col <= view.cols; col++) pen.fillRect(left + col * cell - 1, head, 1, view.rows * HEIGHT);
@@ -124,22 +146,6 @@ export class Heat {
     }
     for (const { rows, cols, made } of this.areas) this.frame(pen, rows, cols, made ? colour.ink : colour.makes, made ? [] : [5, 3], 2);
     if (this.chosen) this.frame(pen, [this.place[0], this.place[0]], [this.place[1], this.place[1]], colour.ink, [], 3);
-  }
-
-  /** The cells' colours, four bytes each, and the picture of one pixel a cell. */
-  paints([ground, plus, minus]) {
-    const { data, rows, cols, kind } = this.view;
-    const image = new ImageData(cols, rows);
-    data.forEach((number, i) => {
-      const plain = this.bars || kind === "id" || number === -Infinity;
-      const strength = plain ? 0 : Math.min(1, Math.abs(number) / this.top);
-      const to = number < 0 ? minus : plus;
-      for (let part = 0; part < 3; part++) image.data[4 * i + part] = ground[part] + strength * (to[part] - ground[part]);
-      image.data[4 * i + 3] = 255;
-    });
-    this.pixels = element("canvas", { width: cols, height: rows });
-    this.pixels.getContext("2d").putImageData(image, 0, 0);
-    return image.data;
   }
 
   frame(pen, rows, cols, stroke, dash, thick) {
@@ -160,7 +166,7 @@ export class Heat {
       pen.textAlign = "right";
       pen.fillText(label, left - 6, head + (row + 0.5) * HEIGHT);
     });
-    const every = cell >= 20 ? 1 : cols <= 64 ? 4 : 32;
+    const every = cell >= 20 || this.slanted ? 1 : cols <= 64 ? 4 : 32;
     view.colLabels.forEach((label, col) => {
       if (col % every || view.cols === 1) return;
       pen.fillStyle = this.chosen && col === this.place[1] ? colour.ink : colour.soft;

@@ -58,7 +58,7 @@ export const TOUR = [
     state: here("softmax", ["encoder.0.self.weights", CARRIES, BASKET]),
     text: ({ press }) => [
       ["Softmax makes shares of the scores: each row has sum 1. ", press("“trägt” looks at “Korb” with", "weights", CARRIES, BASKET), ". Head 7 of the first layer lets the verb look at what is carried."],
-      ["Choose other heads above: each looks in its own way."],
+      ["Choose other heads: each looks in its own way."],
     ],
   },
   {

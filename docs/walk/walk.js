@@ -2,7 +2,7 @@
 
 import { at, giveUp, keep, listen, mark, refill, say } from "../living/common.js";
 import { attentionTable, element, isolated, percent } from "../living/draw.js";
-import { Heat } from "./heat.js";
+import { Heat, pixelsOf } from "./heat.js";
 import { drawPlan } from "./plan.js";
 import { shown, STOPS } from "./stops.js";
 import { TOUR } from "./tour.js";
@@ -52,7 +52,7 @@ export function address({ sentence, step, stop, layer, head, cell, tour }) {
 export function stateOf(hash, sentence) {
   const parts = new URLSearchParams(hash.slice(1));
   const number = (name) => Math.max(1, Math.floor(Number(parts.get(name))) || 1);
-  const cell = /^(.+),(\d+),(\d+)$/.exec(parts.get("cell") ?? "");
+  const cell = /^(.+),([1-9]\d*),([1-9]\d*)$/.exec(parts.get("cell") ?? "");
   return {
     sentence: parts.get("sentence")?.trim() || sentence,
     step: number("token") - 1,
@@ -110,6 +110,18 @@ async function render() {
   showCell(cell);
   showTour();
   mark("ready");
+  await showHeads(stale);
+}
+
+/** In the picker of heads, each with its weights as a small picture, if the stop shows weights. */
+async function showHeads(stale) {
+  const heads = [...at("pickers").querySelectorAll("[name=head]")];
+  const [first] = heads;
+  if (!first || first.parentElement.querySelector("canvas")) return;
+  const isWeights = ({ name }) => name.endsWith(".weights");
+  if (!page.stop.views.some(isWeights)) return;
+  const stops = await Promise.all(heads.map((_, head) => ask("stop", { ...state, head, cell: null })));
+  if (!stale()) heads.forEach((input, i) => input.after(pixelsOf(stops[i].views.find(isWeights)).pixels));
 }
 
 /** A new stop is seen from its beginning. */
@@ -175,6 +187,7 @@ function showStop() {
   const number = STOPS.findIndex((stop) => stop.id === id);
   at("title").textContent = `${number + 1} · ${title}`;
   at("about").textContent = about;
+  document.title = `${title} · See it think`;
   const picks = STOPS[number].picks ?? {};
   const { layers, heads } = page.about;
   at("pickers").replaceChildren(...[["layer", layers], ["head", heads]].filter(([name]) => picks[name]).map(picker));
@@ -309,6 +322,12 @@ function setUp() {
   at("tour-next").addEventListener("click", () => visit(state.tour < TOUR.length ? state.tour + 1 : null));
   at("tour-leave").addEventListener("click", () => visit(null));
   at("tour-start").addEventListener("click", () => visit(1));
+  at("moves").addEventListener("click", ({ target }) => {
+    const [rows, cols] = target.dataset.by?.split(" ").map(Number) ?? [];
+    const { tensor, row, col } = state.cell;
+    const cell = { tensor, row: row + rows, col: col + cols };
+    if (cell.row >= 0 && cell.col >= 0 && known(cell)) choose(cell);
+  });
   at("table").addEventListener("toggle", showTable);
   at("code").addEventListener("toggle", () => showCode().catch(giveUp));
   for (const id of ["previous", "next"]) at(id).addEventListener("click", () => (page.toTitle = true));
