@@ -1,4 +1,4 @@
-"""The walk's page in headless Chromium: the worker's numbers, the tour, every stop, keys, a phone."""
+"""The walk's page in headless Chromium: numbers, the tour, every stop, keys, a phone."""
 
 import os
 import re
