@@ -202,10 +202,11 @@ def test_each_stops_code_gives_its_numbers(shown, trained, monkeypatch):
 
 
 def test_the_choice_is_the_next_token(shown, read):
-    found = [stop["choice"] for state, stop in shown if state["stop"] == "choice"]
-    steps = [state["step"] for state, _ in shown if state["stop"] == "choice"]
-    for one, step, choice in zip(read, steps, found, strict=True):
-        assert choice["piece"] == one["tgtPieces"][step] and 0.1 < choice["probability"] <= 1
+    found = [(state["step"], stop["views"][-1]) for state, stop in shown if stop["id"] == "choice"]
+    for one, (step, view) in zip(read, found, strict=True):
+        assert view["name"] == "probabilities" and view["rowLabels"][0] == one["tgtPieces"][step]
+        shares = as_tensor(view["data"], [12])
+        assert (shares.diff() <= 0).all() and 0.1 < shares.sum() <= 1
 
 
 def test_the_chapters_have_the_sections_that_stops_link_to(shown):

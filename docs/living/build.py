@@ -50,7 +50,7 @@ PACKAGES = HERE.parent  # holds package-lock.json, and node_modules once they ar
 PAGE = ["index.html", "style.css", "check.js", "icon.svg"]
 PAGE += ["app.js", "common.js", "decode.js", "draw.js", "model.js", "tokenizer.js"]
 WALK = ["index.html", "style.css", "walk.js", "heat.js", "plan.js", "tour.js", "worker.js"]
-WALK += ["forward.js", "stops.js"]
+WALK += ["cells.js", "forward.js", "numbers.js", "stops.js"]
 SHARED = ["style.css", "check.js", "icon.svg", "common.js", "decode.js", "draw.js", "model.js"]
 SHARED += [
     "tokenizer.js",

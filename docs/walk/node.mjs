@@ -3,13 +3,13 @@
 //     node node.mjs FOLDER < request.json
 //
 // FOLDER is the living page's, as build.py wrote it. The request is {read: [sentences], calls: [[name, ...arguments]]}:
-// calls of Walk (stops.js). The answer holds, for each sentence, what was read and its whole trace, for each call its
+// calls of Walk (numbers.js). The answer holds, for each sentence, what was read and its whole trace, for each call its
 // value, and how long things took, in milliseconds.
 
 import { readFileSync } from "node:fs";
 import { resolve } from "node:path";
 
-import { openWalk } from "./stops.js";
+import { openWalk } from "./numbers.js";
 
 const request = JSON.parse(readFileSync(0, "utf-8"));
 const started = performance.now();
@@ -27,7 +27,7 @@ for (const sentence of request.read ?? []) {
   const since = performance.now();
   const read = walk.read(sentence);
   const trace = [...walk.trace].map(([name, { axes, shape, data }]) => [name, { axes, shape, data }]);
-  answer.read.push({ ...read, ids: walk.ids, target: walk.target, trace: Object.fromEntries(trace), ms: took(since) });
+  answer.read.push({ ...read, ids: walk.source, target: walk.target, trace: Object.fromEntries(trace), ms: took(since) });
 }
 for (const [name, ...args] of request.calls ?? []) {
   const since = performance.now();

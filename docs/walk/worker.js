@@ -1,7 +1,7 @@
 // Computes for the page, beside its thread: the model, a sentence's numbers, a stop's, a cell's.
 
 import { bytesOf } from "../living/common.js";
-import { openWalk } from "./stops.js";
+import { openWalk } from "./numbers.js";
 
 let walk;
 const calls = {
@@ -11,6 +11,7 @@ const calls = {
   },
   read: (sentence) => walk.read(sentence),
   stop: (state) => walk.stop(state),
+  heads: (state, tensor) => Array.from({ length: walk.about.heads }, (_, head) => walk.view([tensor], { ...state, head })),
   code: (state) => walk.code(state),
   inspect: (state) => walk.inspect(state),
 };
