@@ -1,7 +1,7 @@
 // A matrix as a picture whose cells can be pressed, or walked with the arrow keys.
 
 import { element } from "../living/draw.js";
-import { shown } from "./stops.js";
+import { shown } from "./cells.js";
 
 const HEIGHT = 26; // of a row, pixels
 const BAR = 260; // width of a column of shares, drawn as bars

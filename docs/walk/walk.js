@@ -4,7 +4,8 @@ import { at, giveUp, keep, listen, mark, refill, say } from "../living/common.js
 import { attentionTable, element, isolated, percent } from "../living/draw.js";
 import { Heat, pixelsOf } from "./heat.js";
 import { drawPlan } from "./plan.js";
-import { shown, STOPS } from "./stops.js";
+import { shown } from "./cells.js";
+import { STOPS } from "./stops.js";
 import { TOUR } from "./tour.js";
 
 const page = { about: null, words: null, stop: null, heats: [], turn: 0, shown: "", tour: null };
@@ -118,10 +119,10 @@ async function showHeads(stale) {
   const heads = [...at("pickers").querySelectorAll("[name=head]")];
   const [first] = heads;
   if (!first || first.parentElement.querySelector("canvas")) return;
-  const isWeights = ({ name }) => name.endsWith(".weights");
-  if (!page.stop.views.some(isWeights)) return;
-  const stops = await Promise.all(heads.map((_, head) => ask("stop", { ...state, head, cell: null })));
-  if (!stale()) heads.forEach((input, i) => input.after(pixelsOf(stops[i].views.find(isWeights)).pixels));
+  const weights = page.stop.views.find(({ name }) => name.endsWith(".weights"));
+  if (!weights) return;
+  const views = await ask("heads", state, weights.name);
+  if (!stale()) heads.forEach((input, i) => input.after(pixelsOf(views[i]).pixels));
 }
 
 /** A new stop is seen from its beginning. */

@@ -11,7 +11,7 @@ const calls = {
   },
   read: (sentence) => walk.read(sentence),
   stop: (state) => walk.stop(state),
-  heads: (state, tensor) => Array.from({ length: walk.about.heads }, (_, head) => walk.view([tensor], { ...state, head })),
+  heads: (state, tensor) => Array.from({ length: walk.about.heads }, (_, head) => walk.view({ name: tensor }, { ...state, head })),
   code: (state) => walk.code(state),
   inspect: (state) => walk.inspect(state),
 };
