@@ -242,6 +242,21 @@ def inspected(living, shown):
     return [*zip(asked, calls(living, "inspect", asked), strict=True)]
 
 
+def test_a_stops_code_prints_the_chosen_number(living, inspected, trained, monkeypatch, capsys):
+    monkeypatch.setattr("scripts.core.models.load_model", lambda folder: trained)
+    asked = [
+        *{
+            (state["stop"], state["cell"]["tensor"]): (state, cell) for state, cell in inspected
+        }.values()
+    ]
+    programs = calls(living, "code", [state for state, _ in asked])
+    for (state, cell), program in zip(asked, programs, strict=True):
+        with torch.no_grad():
+            exec(program, {})
+        printed = float(capsys.readouterr().out.split("\n")[-2])
+        assert printed == pytest.approx(float(cell["value"]), rel=1e-3, abs=1e-4), state
+
+
 def value_of(formula: str) -> float:
     """One side of a formula as the page writes it, such as "0.5 · (−2) + … (3 more: 0.1)"."""
     formula = re.sub(r"· 10000\^|^q · k = |^[μσ] = ", "", formula)

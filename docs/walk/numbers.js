@@ -165,7 +165,7 @@ export class Walk {
     const written = this.target.slice(0, state.step + 1).join(", ");
     const { tensor, row, col } = state.cell ?? {};
     const chosen = this.tensors(state).filter(({ name }) => name === tensor);
-    const last = chosen.map(({ python }) => `print((${python})[${row}, ${col}].item())  # the chosen number`);
+    const last = chosen.map(({ python }) => `print(${python}[${row}, ${col}].item())  # the chosen number`);
     return program(code({ ...state, source: `torch.tensor([${source}])`, written }), last);
   }
 

@@ -263,20 +263,19 @@ export function tensorsOfStop({ side, picks, ...stop }, n, layers) {
   );
 }
 
-const IMPORTS = {
-  math: "import math",
-  torch: "import torch",
-  attention: "from scripts.ch01_attention import attention",
-  subsequent_mask: "from scripts.ch01_attention import subsequent_mask",
-  split_heads: "from scripts.ch02_multi_head_attention import split_heads",
-  source_ids: "from scripts.ch07_multi30k import source_ids",
-  load_model: "from scripts.core.models import DEFAULT_MODEL, load_model",
-};
+const IMPORTS = [
+  ["scripts.ch01_attention", ["attention", "subsequent_mask"]],
+  ["scripts.ch02_multi_head_attention", ["split_heads"]],
+  ["scripts.ch07_multi30k", ["source_ids"]],
+  ["scripts.core.models", ["DEFAULT_MODEL", "load_model"]],
+];
 
-/** A whole program: what it needs, the model, the stop's lines, and `last`, which may be empty. */
+/** A whole program: what it imports, the model, the stop's lines, and the `last` ones. */
 export function program(lines, last) {
   const body = ["torch.set_grad_enabled(False)", "trained = load_model(DEFAULT_MODEL)", "model = trained.model", ...lines, ...last];
   const used = (name) => body.some((line) => new RegExp(`\\b${name}\\b`).test(line));
-  const imports = Object.entries(IMPORTS).flatMap(([name, line]) => (used(name) ? [line] : []));
-  return `${[...imports, "", ...body].join("\n")}\n`;
+  const libraries = ["math", "torch"].filter(used).map((name) => `import ${name}`);
+  const series = IMPORTS.map(([module, names]) => [module, names.filter(used)]).filter(([, names]) => names.length);
+  const imports = series.map(([module, names]) => `from ${module} import ${names.join(", ")}`);
+  return `${[...libraries, "", ...imports, "", ...body].join("\n")}\n`;
 }
