@@ -5,6 +5,7 @@ The page's own JavaScript runs in Node, and again in headless Chromium.
 
 import base64
 import copy
+import json
 import math
 import random
 import re
@@ -147,6 +148,23 @@ def test_every_tensor_is_pythons(read, trained, number):
         assert one["trace"].keys() == wanted.keys()
         for name, tensor in one["trace"].items():
             assert_near(as_tensor(tensor["data"], tensor["shape"]), wanted[name], tolerance, name)
+
+
+def test_what_the_model_does_not_know_is_said(living):
+    asked = {"read": ["", "Ein ☃ " + 50 * "sehr "]}
+    nothing, snow = run_script(WALK / "node.mjs", str(living), request=asked)["read"]
+    assert nothing["srcPieces"] == ["</s>"] and not nothing["note"]
+    assert len(snow["srcPieces"]) == 40 and snow["srcPieces"][-1] == "</s>"
+    assert "first 39 pieces" in snow["note"] and "never met “☃”" in snow["note"]
+
+
+def test_the_walk_refuses_a_model_that_it_cannot_open(tmp_path):
+    for name, places in (("living", {}), ("other", {"encoder.norm.weight", "generator.proj.bias"})):
+        (tmp_path / name).mkdir()
+        model = {"weights": {"places": dict.fromkeys(places)}}
+        (tmp_path / name / "model.json").write_text(json.dumps(model), "utf-8")
+        with pytest.raises(ValueError, match="the walk (needs|looks for)"):
+            build.build_walk(tmp_path / name)
 
 
 # --- Stops ---

@@ -4,7 +4,7 @@ import { at, bytesOf, giveUp, keep, listen, mark, refill, say } from "./common.j
 import { beamSearch, greedy, limitFor, score } from "./decode.js";
 import { attentionMap, attentionTable, candidateBars, element, inkOn, isolated, sharesInWords } from "./draw.js";
 import { attentionOf, Model } from "./model.js";
-import { Tokenizer } from "./tokenizer.js";
+import { brief, Tokenizer } from "./tokenizer.js";
 
 const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 
@@ -176,8 +176,6 @@ function tellOf(split, ids) {
 
 // --- Showing ---
 
-/** A label that fits: a run of unknown letters is one piece, however long. */
-const brief = (label) => ([...label].length > 20 ? `${[...label].slice(0, 19).join("")}…` : label);
 const labelOf = (id) => page.tokenizer.label(page.tokenizer.pieces[id]);
 const finished = (text) => text.ids.at(-1) === page.tokenizer.special.eos;
 

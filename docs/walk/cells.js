@@ -40,8 +40,9 @@ const values = (terms) => terms.map(({ value }) => value);
  */
 export const WAYS = {
   id: ({ value, row, label, name, net }) => {
-    const start = name === "target.ids" && row === 0;
-    const say = start ? `Every text begins with ${label}, number ${value} in the list.` : `${quoted(label)} is number ${value} in the list of ${net.sizes.V} pieces.`;
+    let say = `${quoted(label)} is number ${value} in the list of ${net.sizes.V} pieces.`;
+    if (name === "target.ids" && row === 0) say = `Every text begins with ${label}, number ${value} in the list.`;
+    if (value === net.config.unk) say = `The list of ${net.sizes.V} pieces doesn't have ${quoted(label)}. Number ${value} stands for all that is unknown.`;
     return { lines: [{ say, math: "" }], parts: [value] };
   },
   lookup: ({ value, row, col, inputs: [ids], net, weight }) => {

@@ -3,7 +3,7 @@
 
 import { largest, limitFor } from "../living/decode.js";
 import { unpack } from "../living/model.js";
-import { Tokenizer } from "../living/tokenizer.js";
+import { brief, Tokenizer } from "../living/tokenizer.js";
 import { quoted, reached, WAYS } from "./cells.js";
 import { Net, tensorsOf } from "./forward.js";
 import { program, STOPS, tensorsOfStop } from "./stops.js";
@@ -76,18 +76,22 @@ export class Walk {
   /** Translate a sentence, greedily, with every number kept. The same one again costs nothing. */
   read(sentence) {
     const { tokenizer, net } = this;
-    const { eos, bos, max_len } = net.config;
+    const { eos, bos, unk, max_len } = net.config;
     if (this.sentence !== sentence) {
       const split = tokenizer.split(sentence);
       const kept = tokenizer.encode(sentence).slice(0, LONGEST - 1);
       const source = [...kept, eos];
       const { ids, trace } = net.greedy(source, limitFor(source.length, max_len));
-      const labels = [...split.slice(0, kept.length).map((piece) => tokenizer.label(piece)), "</s>"];
-      Object.assign(this, { sentence, source, trace, labels, target: [bos, ...ids], left: split.length - kept.length });
+      const labels = [...split.slice(0, kept.length).map((piece) => brief(tokenizer.label(piece))), "</s>"];
+      const strange = labels.filter((_, i) => source[i] === unk).map((label) => label.replace(/^\+/, ""));
+      Object.assign(this, { sentence, source, trace, labels, strange, target: [bos, ...ids], left: split.length - kept.length });
     }
     const written = this.target.slice(1);
-    const note = this.left ? `The walk takes the first ${LONGEST - 1} pieces of a sentence; this one has ${this.left} more.` : "";
-    return { sentence, srcPieces: this.labels, tgtPieces: written.map((id) => this.label(id)), text: tokenizer.decode(written), note };
+    const notes = [
+      ...(this.left ? [`The walk takes the first ${LONGEST - 1} pieces of a sentence; this one has ${this.left} more.`] : []),
+      ...(this.strange.length ? [`The model has never met ${this.strange.map(quoted).join(", ")}: read as “unknown”.`] : []),
+    ];
+    return { sentence, srcPieces: this.labels, tgtPieces: written.map((id) => this.label(id)), text: tokenizer.decode(written), note: notes.join(" ") };
   }
 
   // --- Tensors as matrices ---
