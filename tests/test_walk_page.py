@@ -113,6 +113,12 @@ def test_a_cell_is_chosen_by_keys_and_followed(visit):
 
 
 @pytest.mark.audit
+def test_a_probability_leads_back_to_an_id(visit):
+    assert visit["way"][0].startswith("probability of “carrying” = 0.77")
+    assert visit["way"][-1].startswith("id of ") and 10 < len(visit["way"]) < 60
+
+
+@pytest.mark.audit
 def test_ones_own_sentence_and_a_finger(visit):
     assert visit["tokens"] == ["A", "woman", "is", "wearing", "a", "red", "hat", ".", "</s>"]
     assert visit["chosen"] == "woman"

@@ -114,6 +114,15 @@ answer.followed = await seen(page);
 await then(page, () => page.goBack());
 answer.returned = await seen(page);
 
+// From the probability back to what made it, again and again: where that ends.
+await then(page, () => page.evaluate(() => (location.hash = "#stop=choice&token=4")));
+answer.way = [await cells()];
+const made = page.locator("#cell-links p:has(.solid) button");
+while ((await made.count()) && answer.way.length < 60) {
+  await then(page, () => made.first().click());
+  answer.way.push(await cells());
+}
+
 // A sentence of one's own; its tokens by the arrow keys.
 await page.fill("#text", request.sentence);
 await then(page, () => page.press("#text", "Enter"));

@@ -86,7 +86,7 @@ async function render() {
   const turn = ++page.turn;
   const stale = () => turn !== page.turn;
   mark("busy");
-  const words = await ask("read", state.sentence);
+  const words = page.words?.sentence === state.sentence ? page.words : await ask("read", state.sentence);
   if (stale()) return;
   page.words = words;
   const within = (number, size) => Math.min(number, size - 1);
@@ -138,10 +138,11 @@ function known(cell) {
   return view && cell.row < view.rows && cell.col < view.cols ? cell : null;
 }
 
-/** The cell to begin with: of the shares, if there are any, else of the last matrix, the largest; in the decoder, of the last row. */
+/** The cell to begin with: the largest of the last matrix; in the decoder, of the shares' last row, if there are any. */
 function strongest(views) {
   const plain = views.filter(({ folded }) => !folded);
-  const { name, data, cols, letters } = plain.findLast(({ kind }) => kind === "share") ?? plain.at(-1);
+  const shares = page.stop.id in { causal: 1, cross: 1 } && plain.find(({ kind }) => kind === "share");
+  const { name, data, cols, letters } = shares || plain.at(-1);
   let best = letters.startsWith("T") ? data.length - cols : 0;
   for (let i = best; i < data.length; i++) {
     if (Number.isFinite(data[i]) && Math.abs(data[i]) > Math.abs(data[best])) best = i;
@@ -243,15 +244,16 @@ function showCell(cell) {
 
 const isHere = ({ tensor }) => page.stop.views.some(({ name }) => name === tensor);
 
-/** A button that goes to the numbers of an area. */
-function areaLink(area) {
-  const stop = isHere(area) ? state.stop : area.stop;
+/** A button that goes to the numbers of an area: on this stage, or at the stop that makes them. */
+function areaLink({ tensor, title, stop, layer, head, cell, ...area }) {
+  const { row, col } = cell ?? { row: area.rows[0], col: area.cols[0] };
+  const here = isHere({ tensor });
   const number = STOPS.findIndex(({ id }) => id === stop) + 1;
-  const button = element("button", { type: "button", text: isHere(area) ? area.title : `${area.title} (stop ${number})` });
-  const cell = { tensor: area.tensor, ...(area.cell ?? { row: area.rows[0], col: area.cols[0] }) };
+  const button = element("button", { type: "button", text: here ? title : `${title} (stop ${number})` });
+  const place = here ? {} : { stop, layer: layer ?? state.layer, head: head ?? state.head };
   button.addEventListener("click", () => {
     page.bring = true;
-    go({ stop, layer: area.layer ?? state.layer, head: area.head ?? state.head, cell });
+    go({ ...place, cell: { tensor, row, col } });
   });
   return button;
 }
