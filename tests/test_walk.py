@@ -353,6 +353,10 @@ def test_what_made_a_number_says_that_it_makes_it(living, inspected):
             back.append((state, area))
     assert len(asked) > 1000
     for (state, area), cell in zip(back, calls(living, "inspect", asked), strict=True):
+        assert area["tensor"].endswith(".W") or bool(re.search(r", layer \d$", area["title"])) == (
+            "layer" in area
+        )
+        assert "layer" not in area or f".{area['layer']}." in area["tensor"]
         assert cell["value"] is not None, area
         (row, col), name = (state["cell"][part] for part in ("row", "col")), state["cell"]["tensor"]
         own = [one for one in cell["makes"] if one["tensor"] == name]

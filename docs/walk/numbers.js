@@ -63,7 +63,8 @@ export class Walk {
     for (const stop of STOPS) {
       for (let n = 0; n < layers; n++) {
         for (const { name, role } of tensorsOfStop(stop, n, layers)) {
-          if (role !== "given") this.home.set(name, { stop, layer: n }); // where it is made
+          const layer = name.startsWith(`${stop.side}.${n}.`) ? n : null; // the memory is every layer's
+          if (role !== "given") this.home.set(name, { stop, layer }); // where it is made
         }
       }
     }
@@ -183,7 +184,7 @@ export class Walk {
     const all = { rows: [0, matrix.rows.length - 1], cols: [0, matrix.cols.length - 1] };
     if (rows && rows[0] > all.rows[1]) return []; // a later step makes it
     const { stop, layer } = home;
-    const elsewhere = stop.picks.layer && layer !== state.layer;
+    const elsewhere = layer !== null && layer !== state.layer;
     const of = rows && matrix.rows.length > 1 ? rowInWords(name, matrix.rows[rows[0]]) : "";
     const at = !rows && cols ? colInWords(name, matrix.cols[cols[0]]) : "";
     const title = `${matrix.title}${of}${at}${elsewhere ? `, layer ${layer + 1}` : ""}`;
