@@ -65,7 +65,7 @@ export const TOUR = [
     title: "The news arrives",
     state: here("mix", ["encoder.0.self.mix", CARRIES, 0]),
     text: () => [
-      ["Each piece now takes the values of the others, as much of each as its shares say. From here on, the row of “trägt” knows something about the basket."],
+      ["Each piece now takes the values of the others, as much of each as its shares say. So the row of “trägt” now carries something from “Korb”."],
     ],
   },
   {

@@ -302,6 +302,7 @@ function showTour() {
   const parts = stop.text({ words: page.words, numberAt, press, go: goes, percent });
   at("tour-text").replaceChildren(...parts.map((part) => element("p", {}, ...part)));
   at("tour-back").disabled = state.tour === 1;
+  at("tour-leave").hidden = state.tour === TOUR.length;
   at("tour-next").textContent = state.tour === TOUR.length ? "End of the tour" : "Next";
 }
 
