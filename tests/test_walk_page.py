@@ -84,6 +84,7 @@ def test_the_tour_is_walked_there_and_back_by_keyboard(visit):
     assert len({one["tour"] for one in visit["tour"]}) == len(visit["tour"])
     first = visit["tour"][0]
     assert re.search(r"“carrying”. It gives it 77.\d %", first["text"])
+    assert [visit["focusBack"], visit["focus"]] == ["tour-next", "title"]  # never lost
     assert visit["left"]["tour"] is None and visit["left"]["cell"] == visit["back"][0]["cell"]
 
 

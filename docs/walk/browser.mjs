@@ -75,9 +75,11 @@ for (let i = 2; i <= length; i++) {
   await then(page, () => page.keyboard.press("Enter"));
   answer.back.unshift(await seen(page));
 }
+answer.focusBack = await page.evaluate(() => document.activeElement.id); // Back is off there
 await tabTo(page, "tour-leave");
 await then(page, () => page.keyboard.press("Enter"));
 answer.left = await seen(page);
+answer.focus = await page.evaluate(() => document.activeElement.id);
 
 // Every stop, by the map's links: how long each takes, and what it shows.
 answer.stops = [];

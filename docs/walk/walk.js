@@ -73,11 +73,13 @@ function go(changes, quiet = false) {
   return render().catch(giveUp);
 }
 
-/** The tour's stop `number`, from 1; null ends the tour. */
-function visit(number) {
+/** The tour's stop `number`, from 1; null ends the tour. The focus stays on what can be seen and pressed. */
+async function visit(number) {
   if (narrow.matches) at("tour").scrollIntoView({ block: "nearest" });
   else page.bring = true;
-  return go(number ? { ...TOUR[number - 1].state, tour: number } : { tour: null });
+  await go(number ? { ...TOUR[number - 1].state, tour: number } : { tour: null });
+  if (!number) at("title").focus({ preventScroll: true });
+  else if (!at("tour").contains(document.activeElement) || number === 1) at("tour-next").focus();
 }
 
 // --- Showing ---
@@ -340,7 +342,10 @@ function setUp() {
     await navigator.clipboard.writeText(at("code").querySelector("pre").textContent);
     copy.textContent = "Copied";
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.heats.forEach((heat) => heat.draw()));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    page.shown = ""; // all pictures anew
+    render().catch(giveUp);
+  });
   addEventListener("hashchange", () => {
     state = stateOf(location.hash, state.sentence);
     render().catch(giveUp);
