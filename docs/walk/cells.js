@@ -1,5 +1,6 @@
 // The arithmetic behind one number: for each operation of forward.js, in words and in this number's own figures.
 
+import { isolated } from "../living/draw.js";
 import { spread } from "./forward.js";
 
 const TERMS = 4; // terms of a sum that are written out
@@ -14,7 +15,8 @@ export function shown(x) {
   const small = () => `${digits}·10${power < 0 ? "⁻" : ""}${[...power.slice(1)].map((digit) => POWERS[digit]).join("")}`;
   return (size >= 100 ? x.toFixed(1) : size >= 0.001 ? x.toFixed(3) : small()).replace("-", "−");
 }
-export const quoted = (piece) => `“${piece}”`;
+const counted = (n) => n.toLocaleString("en");
+export const quoted = (piece) => `“${isolated(piece)}”`;
 const factor = (x) => (x < 0 ? `(${shown(x)})` : shown(x));
 const total = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
@@ -23,7 +25,7 @@ function sumText(terms, sum) {
   const order = [...terms].sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
   const few = order.slice(0, terms.length > TERMS + 1 ? TERMS : terms.length);
   const rest = order.slice(few.length).map(({ value }) => value);
-  const more = rest.length ? ` + … (${rest.length} more: ${shown(total(rest))})` : "";
+  const more = rest.length ? ` + … (${counted(rest.length)} more: ${shown(total(rest))})` : "";
   return `${few.map(({ text }) => text).join(" + ")}${more} = ${shown(sum)}`;
 }
 const product = (a, b, name = "") => ({ text: `${factor(a)} · ${factor(b)}${name}`, value: a * b });
@@ -40,9 +42,9 @@ const values = (terms) => terms.map(({ value }) => value);
  */
 export const WAYS = {
   id: ({ value, row, label, name, net }) => {
-    let say = `${quoted(label)} is number ${value} in the list of ${net.sizes.V} pieces.`;
+    let say = `${quoted(label)} is number ${value} in the list of ${counted(net.sizes.V)} pieces.`;
     if (name === "target.ids" && row === 0) say = `Every text begins with ${label}, number ${value} in the list.`;
-    if (value === net.config.unk) say = `The list of ${net.sizes.V} pieces doesn't have ${quoted(label)}. Number ${value} stands for all that is unknown.`;
+    if (value === net.config.unk) say = `The list of ${counted(net.sizes.V)} pieces doesn't have ${quoted(label)}. Number ${value} stands for all that is unknown.`;
     return { lines: [{ say, math: "" }], parts: [value] };
   },
   lookup: ({ value, row, col, inputs: [ids], net, weight }) => {
@@ -111,7 +113,7 @@ export const WAYS = {
     const [sum, own] = [total(powers), x.at(row, col)];
     const lines = [
       { say: `The largest score of the row is ${shown(most)}. It is subtracted first: the shares stay the same, and no power gets too large.`, math: `e^(${shown(own)} − ${factor(most)}) = ${shown(Math.exp(own - most))}` },
-      { say: `The same for all ${powers.length} of the row, added up.`, math: sumText(powers.map((power) => ({ text: shown(power), value: power })), sum) },
+      { say: `The same for all ${counted(powers.length)} of the row, added up.`, math: sumText(powers.map((power) => ({ text: shown(power), value: power })), sum) },
       { say: "Its part of the whole.", math: `${shown(Math.exp(own - most))} ÷ ${shown(sum)} = ${shown(value)}` },
     ];
     return { lines, parts: [Math.exp(own - most)], over: sum, from: () => [x.vocabulary ? null : [row, row], null] };

@@ -45,7 +45,7 @@ export class Heat {
   /** `view` as stops.js gives it; whoever presses a cell has `choose(row, column)` called. */
   constructor(view, number, choose) {
     Object.assign(this, { view, choose, place: [0, 0], chosen: false, areas: [] });
-    const { name, title, letters, rows, cols, say, kind, folded } = view;
+    const { name, title, shape, rows, cols, say, kind, folded } = view;
     this.canvas = element("canvas", { "aria-hidden": "true" });
     this.spoken = element("div", { role: "gridcell", id: `spoken-${number}`, "aria-selected": "true" });
     this.line = element("div", { role: "row", class: "unseen" }, this.spoken);
@@ -60,7 +60,7 @@ export class Heat {
       this.line,
     );
     this.under = element("output", { class: "under small", "aria-hidden": "true" });
-    const size = element("span", { class: "shape", text: ` ${letters} = ${rows} × ${cols}` });
+    const size = element("span", { class: "shape", text: ` ${shape}` });
     const heading = [element("b", { text: title }), size];
     const body = [element("p", { class: "small", text: say }), this.grid, kind === "id" ? "" : this.legend()];
     this.figure = element("figure", { class: "heat" }, element("figcaption", {}, ...(folded ? [] : heading), this.under));

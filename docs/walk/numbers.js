@@ -23,14 +23,14 @@ const ABOUT = {
   key: ["key", "What each place can be found by."],
   value: ["value", "What each place has to give."],
   scores: ["scores", "How well each query (row) fits each key (column)."],
-  masked: ["scores, masked", "The same scores, with −∞ where a place may not look."],
+  masked: ["masked scores", "The same scores, with −∞ where a place may not look."],
   weights: ["weights", "How much each row looks at each column: shares of 1."],
   mix: ["mix", "What each place takes home: the values, mixed by its shares."],
   out: ["output", "What the step adds to its input."],
   residual1: ["sums", "Input plus output: a residual connection."],
   hidden: ["hidden", "F numbers for each place; what was below 0 is 0."],
   memory: ["memory", "What the encoder hands over: one row for each German piece."],
-  norm: ["normed rows, after the last layer", "The decoder's result. Its last row decides what comes next."],
+  norm: ["final rows", "The decoder's result, after one more norm. Its last row decides what comes next."],
   logits: ["logits", "A score for each piece, the twelve highest. Each may be any number."],
   probabilities: ["probabilities", "The logits as shares of 1, over all pieces."],
   W: ["learned matrix", "Learned in training, and the same for every sentence. A row makes one column."],
@@ -143,9 +143,12 @@ export class Walk {
   }
 
   view({ name, python, role }, state) {
-    const { title, letters, rows, cols, at } = this.matrix(name, state);
+    const { title, letters, rows, cols, at, vocabulary } = this.matrix(name, state);
     const data = Float32Array.from({ length: rows.length * cols.length }, (_, i) => at(Math.floor(i / cols.length), i % cols.length));
-    const words = { title, letters, kind: kindOf(name), say: aboutOf(name)[1], python, folded: role === "folded" };
+    const sizes = cols.length > 1 ? `${rows.length} × ${cols.length}` : rows.length;
+    const shape = vocabulary ? `${LIKELIEST} of V = ${this.net.sizes.V.toLocaleString("en")}` : `${letters} = ${sizes}`;
+    const side = { source: ", German", target: ", English so far" }[name.split(".")[0]] ?? "";
+    const words = { title: `${title}${side}`, letters, shape, kind: kindOf(name), say: aboutOf(name)[1], python, folded: role === "folded" };
     return { name, ...words, rows: rows.length, cols: cols.length, rowLabels: rows, colLabels: cols, data };
   }
 
