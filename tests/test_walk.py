@@ -165,6 +165,10 @@ def test_the_walk_refuses_a_model_that_it_cannot_open(tmp_path):
         (tmp_path / name / "model.json").write_text(json.dumps(model), "utf-8")
         with pytest.raises(ValueError, match="the walk (needs|looks for)"):
             build.build_walk(tmp_path / name)
+    (tmp_path / "living/model.json").write_text(json.dumps(model), "utf-8")
+    (tmp_path / "walk").mkdir()
+    with pytest.raises(ValueError, match="holds something else"):
+        build.build_walk(tmp_path / "living")
 
 
 # --- Stops ---

@@ -4,7 +4,8 @@
 
 Writes the page, the model as two ONNX graphs with their weights, the tokenizer's tables and ONNX
 Runtime Web, which comes from the npm registry (docs/package-lock.json says which). Nothing of it is
-committed. Any static server will do, below any path; the command says how to see it.
+committed. Any static server will do, below any path; the command says how to see it. The walk
+(`--walk`) lies beside a FOLDER named living, and takes the model and half of its code from there.
 """
 
 from __future__ import annotations
@@ -51,13 +52,9 @@ PAGE = ["index.html", "style.css", "check.js", "icon.svg"]
 PAGE += ["app.js", "common.js", "decode.js", "draw.js", "model.js", "tokenizer.js"]
 WALK = ["index.html", "style.css", "walk.js", "heat.js", "plan.js", "tour.js", "worker.js"]
 WALK += ["cells.js", "forward.js", "numbers.js", "stops.js"]
+# Of the living page's files, those that the walk uses, too.
 SHARED = ["style.css", "check.js", "icon.svg", "common.js", "decode.js", "draw.js", "model.js"]
-SHARED += [
-    "tokenizer.js",
-    "tokenizer.json",
-    "model.json",
-    "weights.bin",
-]  # the walk uses these, too
+SHARED += ["tokenizer.js", "tokenizer.json", "model.json", "weights.bin"]
 MIT = """\
 Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
 associated documentation files (the "Software"), to deal in the Software without restriction,
@@ -295,7 +292,8 @@ def write_worker(folder: Path, others: Mapping[str, Path]) -> None:
 def build_walk(living: Path) -> Path:
     """Write the walk beside the living page, whose model and code it uses; gives its folder.
 
-    Raises ValueError for a model that it can't open: post-norm, or with tensors that are too small.
+    Raises ValueError for a model that it can't open, post-norm or with tensors that are too small,
+    and if its folder holds something else.
     """
     model = json.loads((living / "model.json").read_text("utf-8"))
     if living.name != "living":
@@ -303,6 +301,8 @@ def build_walk(living: Path) -> Path:
     if not {"encoder.norm.weight", "generator.proj.bias"} <= model["weights"]["places"].keys():
         raise ValueError("the walk needs a pre-norm model with d_model of 256 or more")
     folder = living.with_name("walk")
+    if folder.exists() and not (folder / "forward.js").is_file():
+        raise ValueError(f"{folder} holds something else")
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(HERE.with_name("walk"), folder, ignore=lambda _, names: {*names} - {*WALK})
     write_worker(folder, {f"../living/{name}": living / name for name in SHARED})
