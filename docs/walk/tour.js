@@ -57,7 +57,7 @@ export const TOUR = [
     title: "Scores become shares",
     state: here("softmax", ["encoder.0.self.weights", CARRIES, BASKET]),
     text: ({ press }) => [
-      ["Softmax makes shares of the scores: each row has sum 1. ", press("“trägt” looks at “Korb” with", "weights", CARRIES, BASKET), ". Head 7 of the first layer lets the verb look at what is carried."],
+      ["Softmax makes shares of the scores: each row has sum 1. ", press("“trägt” gives “Korb” the share", "weights", CARRIES, BASKET), ". Head 7 of the first layer lets the verb look at what is carried."],
       ["Choose other heads: each looks in its own way."],
     ],
   },
@@ -80,7 +80,7 @@ export const TOUR = [
     title: "English looks at German",
     state: here("cross", ["decoder.2.cross.weights", 3, BASKET], { layer: 2, head: 1 }),
     text: ({ press }) => [
-      ["The decoder has read “A man is”. Its last row asks the memory: which German piece matters now? ", press("This head looks at “Korb” with", "weights", 3, BASKET), "."],
+      ["The decoder has read “A man is”. Its last row asks the memory: which German piece matters now? ", press("This head gives “Korb” the share", "weights", 3, BASKET), "."],
       ["Head 2 of the third layer brings the thing that is carried to the place where the verb is chosen. Others look elsewhere: head 3 looks at “trägt”."],
     ],
   },

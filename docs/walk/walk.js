@@ -65,6 +65,12 @@ export function stateOf(hash, sentence) {
   };
 }
 
+/** Take the state of an address; the cell that it names will be brought into view. */
+function arriveAt(named) {
+  state = named;
+  page.bring = Boolean(named.cell) && !(named.tour && narrow.matches);
+}
+
 /** Change the state; `quiet` leaves no step behind for the browser's Back. */
 function go(changes, quiet = false) {
   const elsewhere = ["sentence", "step", "stop", "layer", "head"].some((name) => name in changes);
@@ -347,7 +353,7 @@ function setUp() {
     render().catch(giveUp);
   });
   addEventListener("hashchange", () => {
-    state = stateOf(location.hash, state.sentence);
+    arriveAt(stateOf(location.hash, state.sentence));
     render().catch(giveUp);
   });
 }
@@ -367,7 +373,7 @@ async function start() {
   at("progress").hidden = true;
   say("");
   setUp();
-  state = stateOf(location.hash, examples[0]);
+  arriveAt(stateOf(location.hash, examples[0]));
   if (location.hash.length < 2) Object.assign(state, TOUR[0].state, { tour: 1 }); // the first visit
   await go({}, true);
   await keep();
