@@ -1,12 +1,14 @@
 """The walk: its numbers are Python's, its formulas add up, its code gives what it shows.
 
-The page's own JavaScript runs in Node, and again in headless Chromium.
+The page's own JavaScript runs in Node, and again in headless Chromium: there also the tour, every
+stop, keys, a phone.
 """
 
 import base64
 import copy
 import json
 import math
+import os
 import random
 import re
 import shutil
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from browsing import run_script
+from browsing import chromium, run_script, serving
 from conftest import ROOT
 from docutils.nodes import make_id
 from test_living import SENTENCES, build
@@ -34,6 +36,15 @@ STOPS += ["causal", "cross", "decoderff", "logits", "choice"]
 # is at most 3e-7 from the model in float64, PyTorch's float32 at most 2e-6 from both. Other
 # processors add in another order.
 EXACT, ROUNDED = 1e-6, 1e-5
+
+
+# A state for each sentence and stop: all layers, five heads and steps.
+STATES = [
+    {"sentence": text, "layer": i % 3, "head": (3 * i + 1) % 8, "step": 2 * i, "stop": stop}
+    for i, text in enumerate(SENTENCES)
+    for stop in STOPS
+]
+OWN = "Eine Frau trägt einen roten Hut."
 
 
 @pytest.fixture(scope="module")
@@ -174,31 +185,15 @@ def test_the_walk_refuses_a_model_that_it_cannot_open(tmp_path):
 # --- Stops ---
 
 
-def states(read: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A state for each sentence and stop: all layers, five heads and steps."""
-    return [
-        {
-            "sentence": one["sentence"],
-            "layer": i % 3,
-            "head": (3 * i + 1) % 8,
-            "stop": stop,
-            "cell": None,
-        }
-        | {"step": min(3 * i, len(one["tgtPieces"]) - 1)}
-        for i, one in enumerate(read)
-        for stop in STOPS
-    ]
-
-
 def calls(living: Path, name: str, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
     request = {"calls": [[name, state] for state in asked]}
     return run_script(WALK / "node.mjs", str(living), request=request)["calls"]
 
 
 @pytest.fixture(scope="module")
-def shown(living, read) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def shown(living) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Each state with the stop that the page shows for it."""
-    return [*zip(states(read), calls(living, "stop", states(read)), strict=True)]
+    return [*zip(STATES, calls(living, "stop", STATES), strict=True)]
 
 
 def test_the_stops_show_every_tensor(shown, read):
@@ -367,3 +362,107 @@ def test_what_made_a_number_says_that_it_makes_it(living, inspected):
         assert own, (state, area, cell["makes"])
         (first, last), (left, right) = own[0]["rows"], own[0]["cols"]
         assert first <= row <= last and left <= col <= right, (state, own)
+
+
+# --- The page, in a browser ---
+
+
+def test_the_page_is_small_whole_and_of_this_house(living):
+    walk = living.with_name("walk")
+    assert sum(path.stat().st_size for path in walk.iterdir()) < 200e3
+    worker = (walk / "sw.js").read_text("utf-8")
+    for name in re.findall(r'"(.+?)",?\n', worker):
+        assert name == "./" or (walk / name).is_file(), name
+    for path in walk.iterdir():
+        text = path.read_text("utf-8")
+        assert f'"{path.name}"' in worker or path.name == "sw.js"
+        assert not re.findall(r"https?://(?!www.w3.org)", text), path.name
+        for name in re.findall(r'(?:from|import|src=|href=) ?"(\.\.?/living/.+?|\./.+?)"', text):
+            assert (walk / name).resolve().is_file(), f"{path.name}: {name}"
+
+
+def plain(answer: dict) -> dict:
+    """A script's answer without the marks that keep a label's direction to itself."""
+    return json.loads(re.sub(r"\\u206[89]", "", json.dumps(answer)))
+
+
+@pytest.fixture(scope="module")
+def visit(living):
+    """What a reader sees. LIVING_PICTURES=folder keeps the screenshots."""
+    with serving(living.parent) as home:
+        request = {
+            "chromium": chromium(),
+            "url": f"{home}walk/",
+            "calls": [["stop", state] for state in STATES],
+            "sentence": OWN,
+        }
+        request["pictures"] = os.environ.get("LIVING_PICTURES")
+        return plain(run_script(WALK / "browser.mjs", request=request))
+
+
+@pytest.mark.audit
+def test_a_browser_computes_what_node_does(visit, shown):
+    """Bit by bit, for five sentences at every stop: so what holds in Node holds for the page."""
+    assert visit["calls"] == [stop for _, stop in shown]
+
+
+@pytest.mark.audit
+def test_a_browser_has_no_complaint_and_nothing_sticks_out(visit):
+    assert visit["complaints"] == []
+    assert len(visit["axe"]) == 8 and not any(visit["axe"].values()), visit["axe"]
+    assert max(visit["wider"]) <= 0
+
+
+@pytest.mark.audit
+def test_the_tour_is_walked_there_and_back_by_keyboard(visit):
+    assert 8 <= len(visit["tour"]) <= 10 and visit["tour"] == visit["back"]
+    assert visit["tabs"] < 10
+    assert len({one["tour"] for one in visit["tour"]}) == len(visit["tour"])
+    first = visit["tour"][0]
+    assert re.search(r"“carrying”. It gives it 77.\d %", first["text"])
+    assert [visit["focusBack"], visit["focus"]] == ["tour-next", "title"]  # never lost
+    assert visit["left"]["tour"] is None and visit["left"]["cell"] == visit["back"][0]["cell"]
+
+
+@pytest.mark.audit
+def test_every_stop_shows_its_numbers_quickly(visit):
+    assert [stop["id"] for stop in visit["stops"]] == STOPS
+    for number, stop in enumerate(visit["stops"], 1):
+        assert f"stop={stop['id']}&" in stop["address"]
+        assert stop["title"].startswith(f"{number} · ")
+        assert stop["current"].startswith(f"{number} ")
+        assert stop["cell"] and stop["lines"] and min(stop["drawn"]) > 100
+    times = sorted(stop["took"] for stop in visit["stops"])
+    assert (
+        visit["times"]["first"] < 20_000 and times[len(times) // 2] < 500
+    )  # 5 s and 0.1 s if idle
+
+
+@pytest.mark.audit
+def test_a_cell_is_chosen_by_keys_and_followed(visit):
+    assert len(set(visit["cells"])) == 4  # three keys, three other cells
+    value = visit["cells"][-1].rsplit(" = ", 1)[1]
+    assert visit["spoken"] == f"Korb, Ein: {value}"
+    assert "[4, 0].item()" in visit["code"] and len(visit["table"]) == 7
+    assert "stop=softmax" in visit["followed"]["address"]
+    assert visit["returned"]["cell"] == visit["cells"][-1]
+    assert visit["offline"] == visit["returned"]
+
+
+@pytest.mark.audit
+def test_a_probability_leads_back_to_an_id(visit):
+    assert visit["way"][0].startswith("probability of “carrying” = 0.77")
+    assert visit["way"][-1].startswith("id of ") and 10 < len(visit["way"]) < 60
+
+
+@pytest.mark.audit
+def test_ones_own_sentence_and_a_finger(visit):
+    assert visit["tokens"] == ["A", "woman", "is", "wearing", "a", "red", "hat", ".", "</s>"]
+    assert visit["chosen"] == "woman"
+    assert "trägt" in visit["tapped"] and "Mann" in visit["tapped"]
+
+
+@pytest.mark.audit
+def test_where_it_cannot_work_the_page_says_so(visit):
+    assert "The model failed" in visit["trouble"]["no weights"]
+    assert "didn't run" in visit["trouble"]["no script"]
