@@ -43,7 +43,7 @@ const aboutOf = (name) => ABOUT[lastPart(name)] ?? ABOUT[lastPart(name).replace(
 const kindOf = (name) => KINDS[lastPart(name)] ?? "vector";
 const titleOf = (name) => (isWeight(name) ? `learned matrix of ${titleOf(name.slice(0, -2))}` : aboutOf(name)[0]);
 /** A row, a column in words: of a piece, or by its number. */
-const rowInWords = (name, label) => (isWeight(name) && name !== "logits.W" ? ` row ${label}` : ` of ${quoted(label)}`);
+const rowInWords = (name, label) => (isWeight(name) && name !== "logits.W" ? `, row ${label}` : ` of ${quoted(label)}`);
 const colInWords = (name, label) => (["vector", "weight"].includes(kindOf(name)) ? `, number ${label}` : ` at ${quoted(label)}`);
 
 /** Load the model as the living page has it; `bytesOf(name)` gives a file's bytes. */
