@@ -21,7 +21,7 @@ from contents import parts
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-LIVING = DOCS / "living/build.py"  # makes the page that translates, with a build of its own
+LIVING = DOCS / "living/build.py"  # makes the page that translates, and the walk beside it
 READ = [
     "notebooks/*.ipynb",
     "scripts/**/*.py",
@@ -129,7 +129,7 @@ def lay_out(source: Path) -> None:
 
 
 def put_beside(target: Path) -> None:
-    """What the site has besides its pages: scripts, the living page, what draws charts and math."""
+    """Scripts, the living page, the walk, and what draws charts and math."""
     import altair
     import vl_convert
 
@@ -146,13 +146,13 @@ def put_beside(target: Path) -> None:
         shutil.copytree(mathjax / part, target / "_static/mathjax" / part, ignore=foreign)
     shutil.copy2(mathjax / "tex-chtml.js", target / "_static/mathjax")
     shutil.copytree(ROOT / "scripts", target / "scripts", ignore=shutil.ignore_patterns("__*"))
-    command = [sys.executable, str(LIVING), str(target / "living")]
+    command = [sys.executable, str(LIVING), str(target / "living"), "--walk"]
     subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
 
 
 def build(target: Path) -> None:
     """The whole site, from scratch, in place of one that was built before."""
-    others = {path.name for path in target.glob("*")} - {"living"}
+    others = {path.name for path in target.glob("*")} - {"living", "walk"}
     if others and not (target / "_static/vega.js").is_file():
         raise SystemExit(f"{target} holds something else: name an empty or a new folder")
     options = ["--quiet", "--fail-on-warning", "--keep-going", "--jobs", "2", "--builder", "html"]

@@ -42,7 +42,7 @@ def test_pages_are_drawn_typeset_legible_and_ask_no_stranger(site, home):
     are read.
     """
     found = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
-    names = [name for name in found if not name.startswith(("_static/", "living/"))]
+    names = [name for name in found if not name.startswith(("_static/", "living/", "walk/"))]
     names.sort(key=lambda name: -(site / name).stat().st_size)  # the long ones first
     modules = [name for name in names if name.startswith("scripts/")]
     brief = [name for name in CHAPTER_PAGES if CHAPTER_PAGES.index(name) % 8] + modules[1:6]
@@ -109,7 +109,7 @@ PLANTED = {  # what is put at the end of a page, and what is then found
 @pytest.mark.audit
 def test_what_is_planted_is_found(site, tmp_path):
     copy = tmp_path / "site"
-    shutil.copytree(site, copy, ignore=shutil.ignore_patterns("living", "_sources"))
+    shutil.copytree(site, copy, ignore=shutil.ignore_patterns("living", "walk", "_sources"))
     text = (copy / SMALL).read_text("utf-8")
     (copy / SMALL).write_text(text.replace("</article>", "".join(PLANTED) + "</article>"), "utf-8")
     (copy / "_static/charts.js").unlink()

@@ -55,9 +55,9 @@ class Page(HTMLParser):
 
 
 def pages(site: Path) -> dict[str, Page]:
-    """The site's pages by address; the living page has tests of its own."""
+    """The site's pages by address; the living page and the walk have tests of their own."""
     found = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
-    names = [name for name in found if not name.startswith(("_static/", "living/"))]
+    names = [name for name in found if not name.startswith(("_static/", "living/", "walk/"))]
     return {name: Page((site / name).read_text("utf-8")) for name in names}
 
 
@@ -105,7 +105,8 @@ def test_every_chapter_is_there_in_order_with_search_and_dark_mode(site, book):
 
 
 def test_every_link_and_file_is_there(site, book):
-    living = {"living/index.html": Page((site / "living/index.html").read_text("utf-8"))}
+    names = ["living/index.html", "walk/index.html"]
+    living = {name: Page((site / name).read_text("utf-8")) for name in names}
     assert len(book) > len(CHAPTERS) and not broken(site, book | living)
 
 

@@ -1,11 +1,11 @@
 // The page: loads the model, asks it, and shows what it says while it says it.
 
+import { at, bytesOf, giveUp, keep, listen, mark, refill, say } from "./common.js";
 import { beamSearch, greedy, limitFor, score } from "./decode.js";
 import { attentionMap, attentionTable, candidateBars, element, inkOn, isolated, sharesInWords } from "./draw.js";
 import { attentionOf, Model } from "./model.js";
-import { Tokenizer } from "./tokenizer.js";
+import { brief, Tokenizer } from "./tokenizer.js";
 
-const at = (id) => document.getElementById(id);
 const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 
 /** What the page knows. `shown` is the text in view, `focus` the token of it that is looked at. */
@@ -16,7 +16,8 @@ const page = {
   done: 0, // how many have ended
   running: null, // the translation in progress: { stopped, stop, stopping }
   limit: 0, // tokens after which a text is cut
-  source: [], // labels of the source's tokens
+  sentence: "", // what is translated
+  source: [], // labels of its tokens
   texts: [], // all that can be chosen from, the best first
   shown: null,
   focus: 0,
@@ -26,18 +27,6 @@ const page = {
 class Stopped extends Error {}
 
 // --- Loading ---
-
-/** A file's bytes; `heard` is told how many came in. */
-async function bytesOf(name, heard) {
-  const answer = await fetch(name);
-  if (!answer.ok) throw new Error(`${name}: the server answered ${answer.status}`);
-  const transform = (chunk, out) => {
-    heard(chunk.length);
-    out.enqueue(chunk);
-  };
-  const counted = answer.body.pipeThrough(new TransformStream({ transform }));
-  return new Uint8Array(await new Response(counted).arrayBuffer());
-}
 
 const parsed = (bytes) => JSON.parse(new TextDecoder().decode(bytes));
 
@@ -83,25 +72,6 @@ function introduce({ languages, examples: [first, ...others] }) {
   at("examples").replaceChildren(...others.map(button));
 }
 
-function say(text) {
-  at("status").textContent = text;
-}
-
-/** Where the page stands, for who watches it from outside: loading, ready, busy, broken. */
-function mark(state) {
-  document.documentElement.dataset.state = state;
-}
-
-function giveUp(error) {
-  const why = String(error?.message ?? error);
-  at("trouble").textContent = /SIMD is not supported/.test(why)
-    ? "This browser's WebAssembly is too old: it has no SIMD instructions. Any recent browser has them."
-    : `The model failed (${why}). Load the page again; if that doesn't help, try another browser.`;
-  document.documentElement.classList.add("broken");
-  say("");
-  mark("broken");
-}
-
 // --- Translating ---
 
 /** Ask the model for what stands in the field. A translation in progress is stopped first. */
@@ -141,7 +111,7 @@ async function search(source, run) {
   const split = tokenizer.split(source);
   const ids = tokenizer.encode(source).slice(0, model.config.max_len - 1);
   tellOf(split, ids);
-  Object.assign(page, { texts: [], shown: null, focus: 0, alpha });
+  Object.assign(page, { texts: [], shown: null, focus: 0, alpha, sentence: source });
   page.source = [...split.slice(0, ids.length).map((piece) => brief(tokenizer.label(piece))), "</s>"];
   at("beams").hidden = width === 1 || !ids.length;
   if (!ids.length) {
@@ -206,8 +176,6 @@ function tellOf(split, ids) {
 
 // --- Showing ---
 
-/** A label that fits: a run of unknown letters is one piece, however long. */
-const brief = (label) => ([...label].length > 20 ? `${[...label].slice(0, 19).join("")}…` : label);
 const labelOf = (id) => page.tokenizer.label(page.tokenizer.pieces[id]);
 const finished = (text) => text.ids.at(-1) === page.tokenizer.special.eos;
 
@@ -222,13 +190,6 @@ function show(text, focus = 0, unfinished = false) {
   showTokens();
   showStep();
   showMap();
-}
-
-/** New items in a list box; the focus stays in it. */
-function refill(list, items) {
-  const inside = list.contains(document.activeElement);
-  list.replaceChildren(...items);
-  if (inside) list.querySelector('[aria-selected="true"]')?.focus();
 }
 
 /** The texts of a beam with their scores. */
@@ -274,6 +235,10 @@ function showStep() {
   at("source").replaceChildren(...items);
   const most = shares ? `While it chose “${isolated(labelOf(choice.token))}”: ${sharesInWords(shares, page.source)} (${pickedInWords()}).` : "";
   at("looked").textContent = most;
+  const walk = at("walk"); // a page that stands alone has none
+  if (!walk) return;
+  at("deeper").hidden = !choice || !at("beams").hidden; // the walk decodes greedily
+  walk.hash = new URLSearchParams({ sentence: page.sentence, token: page.focus + 1, stop: "choice" });
 }
 
 /** The layer and the head that the pickers name, from 0; null for the mean. */
@@ -312,33 +277,6 @@ function focusOn(i) {
 }
 
 // --- What the reader does ---
-
-/** In a list box: a click or an arrow key chooses an item. */
-function listen(list, choose) {
-  list.addEventListener("click", (event) => {
-    const item = event.target.closest('[role="option"]');
-    if (!item) return;
-    item.focus();
-    choose([...list.children].indexOf(item));
-  });
-  list.addEventListener("keydown", (event) => {
-    if (event.altKey || event.ctrlKey || event.metaKey) return; // the browser's own keys
-    const last = list.children.length - 1;
-    const now = [...list.children].findIndex((item) => item === document.activeElement);
-    const right = getComputedStyle(list).direction === "rtl" ? -1 : 1;
-    const next = {
-      ArrowRight: now + right,
-      ArrowDown: now + 1,
-      ArrowLeft: now - right,
-      ArrowUp: now - 1,
-      Home: 0,
-      End: last,
-    }[event.key];
-    if (next === undefined || now < 0) return;
-    event.preventDefault();
-    choose(Math.min(last, Math.max(0, next)));
-  });
-}
 
 function chooseText(i) {
   if (!page.running) show(page.texts[i], 0);
@@ -386,19 +324,6 @@ function setUp(ready) {
   listen(at("tokens"), focusOn);
   listen(at("texts"), chooseText);
   at("table").parentElement.addEventListener("toggle", showMap);
-}
-
-/** Keep the page's files in the browser, so that it opens without a network the next time. */
-async function keep() {
-  if (!("serviceWorker" in navigator) || !window.isSecureContext) return;
-  if (new URL("./", location.href).pathname === "/") return; // it would keep all of this address
-  try {
-    await navigator.serviceWorker.register("sw.js");
-    await navigator.serviceWorker.ready;
-    at("offline").textContent = "The page is kept in this browser: it works without a network now.";
-  } catch {
-    // A private window may refuse to keep anything. The page works all the same.
-  }
 }
 
 async function start() {

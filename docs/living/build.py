@@ -1,10 +1,11 @@
-"""Builds the living page: the translator that runs in a browser.
+"""Builds the living page, the translator that runs in a browser, and the walk beside it.
 
-    python docs/living/build.py FOLDER [--model runs/NAME]
+    python docs/living/build.py FOLDER [--model runs/NAME] [--walk]
 
 Writes the page, the model as two ONNX graphs with their weights, the tokenizer's tables and ONNX
 Runtime Web, which comes from the npm registry (docs/package-lock.json says which). Nothing of it is
-committed. Any static server will do, below any path; the command says how to see it.
+committed. Any static server will do, below any path; the command says how to see it. The walk
+(`--walk`) lies beside a FOLDER named living, and takes the model and half of its code from there.
 """
 
 from __future__ import annotations
@@ -48,7 +49,12 @@ from scripts.fast.export import graph_config, need_packages, save_graphs, step_e
 HERE = Path(__file__).resolve().parent
 PACKAGES = HERE.parent  # holds package-lock.json, and node_modules once they are installed
 PAGE = ["index.html", "style.css", "check.js", "icon.svg"]
-PAGE += ["app.js", "decode.js", "draw.js", "model.js", "tokenizer.js"]
+PAGE += ["app.js", "common.js", "decode.js", "draw.js", "model.js", "tokenizer.js"]
+WALK = ["index.html", "style.css", "walk.js", "heat.js", "plan.js", "tour.js", "worker.js"]
+WALK += ["cells.js", "forward.js", "numbers.js", "stops.js"]
+# Of the living page's files, those that the walk uses, too.
+SHARED = ["style.css", "check.js", "icon.svg", "common.js", "decode.js", "draw.js", "model.js"]
+SHARED += ["tokenizer.js", "tokenizer.json", "model.json", "weights.bin"]
 MIT = """\
 Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
 associated documentation files (the "Software"), to deal in the Software without restriction,
@@ -134,6 +140,24 @@ def pack(content: bytes, tensors: Mapping[int, tuple[int, bool]]) -> tuple[bytes
     return bytes(packed), parts
 
 
+def tensor_places(
+    model: EncoderDecoder, content: bytes, tensors: Mapping[int, tuple[int, bool]]
+) -> dict[str, list]:
+    """Where weights.bin holds the model's tensors: [first byte, rows, columns, whether transposed].
+
+    By name, tied ones under each of theirs. What has less than a kilobyte is in the graphs instead.
+    """
+    starts = {content[start : start + length]: start for start, (length, _) in tensors.items()}
+    places = {}
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]:
+        matrix = np.atleast_2d(tensor.detach().numpy())
+        for transposed, stored in enumerate((matrix, matrix.T)):
+            start = starts.get(stored.tobytes())
+            if start is not None:
+                places.setdefault(name, [start, *matrix.shape, transposed])
+    return places
+
+
 def tokenizer_tables(tokenizer: BPETokenizer) -> dict[str, Any]:
     """What tokenizer.js needs: pieces and scores by id, special ids, normalisation rules (base64).
 
@@ -210,7 +234,9 @@ def write_model(trained: Trained, folder: Path) -> dict[str, Any]:
     graphs = {"encoder.onnx": encoder_graph(model), "decoder_step.onnx": watched_graph(model)}
     save_graphs(folder, graphs)
     whole = (folder / "weights.bin").read_bytes()
-    packed, parts = pack(whole, stored_tensors(graphs))
+    tensors = stored_tensors(graphs)
+    packed, parts = pack(whole, tensors)
+    places = tensor_places(model, whole, tensors)
     (folder / "weights.bin").write_bytes(packed)
     tables = json.dumps(tokenizer_tables(trained.tokenizer), ensure_ascii=False)
     (folder / "tokenizer.json").write_text(tables, "utf-8")
@@ -220,7 +246,7 @@ def write_model(trained: Trained, folder: Path) -> dict[str, Any]:
         "alpha": trained.config.alpha,
         "parameters": sum(weight.numel() for weight in weights(model).values()),
         "look": [str(min(1, len(model.decoder.layers) - 1)), "mean"],  # what the map shows at first
-        "weights": {"size": len(whole), "parts": parts},
+        "weights": {"size": len(whole), "parts": parts, "places": places},
     }
 
 
@@ -246,17 +272,41 @@ def leave_site(page: str) -> str:
     return re.sub(r'<a href="\.\./.*?">(.*?)</a>', link, page)
 
 
-def write_worker(folder: Path) -> None:
-    """sw.js, with the list of all files and a version that changes with any of them."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+def write_worker(folder: Path, others: Mapping[str, Path]) -> None:
+    """sw.js, with the list of all files and a version that changes with any of them.
+
+    `others` are files of another folder by the address that the page knows them by.
+    """
+    files = {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob("*")) if p.is_file()}
+    files |= others
     digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
-    names = ["./", *(path.relative_to(folder).as_posix() for path in files)]
+    for name, path in files.items():
+        digest.update(name.encode() + path.read_bytes())
+    names = ["./", *files]
     worker = (HERE / "sw.js").read_text("utf-8")
     worker = worker.replace("@VERSION@", digest.hexdigest()[:12])
     worker = worker.replace('"@FILES@"', json.dumps(names, indent=2))
     (folder / "sw.js").write_text(worker, "utf-8")
+
+
+def build_walk(living: Path) -> Path:
+    """Write the walk beside the living page, whose model and code it uses; gives its folder.
+
+    Raises ValueError for a model that it can't open, post-norm or with tensors that are too small,
+    and if its folder holds something else.
+    """
+    model = json.loads((living / "model.json").read_text("utf-8"))
+    if living.name != "living":
+        raise ValueError(f"the walk looks for its model in ../living, not in {living.name}")
+    if not {"encoder.norm.weight", "generator.proj.bias"} <= model["weights"]["places"].keys():
+        raise ValueError("the walk needs a pre-norm model with d_model of 256 or more")
+    folder = living.with_name("walk")
+    if folder.exists() and not (folder / "forward.js").is_file():
+        raise ValueError(f"{folder} holds something else")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(HERE.with_name("walk"), folder, ignore=lambda _, names: {*names} - {*WALK})
+    write_worker(folder, {f"../living/{name}": living / name for name in SHARED})
+    return folder
 
 
 def build(model: Path, folder: Path) -> None:
@@ -279,17 +329,20 @@ def build(model: Path, folder: Path) -> None:
     loaded.append(f"ort/{RUNTIME[1]}")
     about["files"] = {name: (folder / name).stat().st_size for name in loaded}
     (folder / "model.json").write_text(json.dumps(about, ensure_ascii=False) + "\n", "utf-8")
-    write_worker(folder)
+    write_worker(folder, {})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the page that translates in a browser.")
     parser.add_argument("folder", type=Path, help="where to write it; made anew")
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="a model's folder")
+    parser.add_argument("--walk", action="store_true", help="write the walk beside it, too")
     options = parser.parse_args()
     folder = options.folder.resolve()
     try:
         build(options.model, folder)
+        if options.walk:
+            build_walk(folder)
     except (ValueError, OSError) as error:
         parser.exit(2, f"error: {error}\n")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

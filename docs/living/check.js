@@ -13,7 +13,8 @@
     if (!modules) {
       return "This browser is too old for the page: it doesn't know JavaScript modules. Any browser of recent years does.";
     }
-    if (typeof WebAssembly !== "object") {
+    var plain = document.documentElement.hasAttribute("data-plain"); // it computes in JavaScript
+    if (typeof WebAssembly !== "object" && !plain) {
       return (
         "This browser has no WebAssembly, or it is switched off (some browsers do this in a strict security mode). " +
         "The model computes with it, so nothing can be translated here."

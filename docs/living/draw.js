@@ -7,7 +7,8 @@ export function element(name, { text, ...attributes } = {}, ...children) {
   return fill(document.createElement(name), text, attributes, children);
 }
 
-function shape(name, { text, ...attributes } = {}, ...children) {
+/** The same for SVG. */
+export function shape(name, { text, ...attributes } = {}, ...children) {
   return fill(document.createElementNS(SVG, name), text, attributes, children);
 }
 
@@ -138,12 +139,12 @@ function describe(weights, rows, columns) {
   return `Attention map, ${rows.length} rows. Most attention: ${most.slice(0, 40).join("; ")}.`;
 }
 
-/** The same numbers as a table. */
-export function attentionTable(weights, rows, columns, caption, lang) {
-  const head = element("tr", {}, element("th", { scope: "col", text: "written" }));
+/** The same numbers as a table: `numbers`, a row for each of `rows`; `corner` says what the rows are. */
+export function attentionTable(numbers, rows, columns, caption, lang, corner = "written", digits = 2) {
+  const head = element("tr", {}, element("th", { scope: "col", text: corner }));
   head.append(...columns.map((text) => element("th", { scope: "col", lang, text })));
   const body = rows.map((label, t) => {
-    const cells = Array.from(weights[t], (share) => element("td", { text: share.toFixed(2) }));
+    const cells = Array.from(numbers[t], (number) => element("td", { text: number.toFixed(digits) }));
     return element("tr", {}, element("th", { scope: "row", text: label }), ...cells);
   });
   return element(

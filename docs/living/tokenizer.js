@@ -107,6 +107,9 @@ class Agenda {
   }
 }
 
+/** A label that fits: a run of unknown letters is one piece, however long. */
+export const brief = (label) => ([...label].length > 20 ? `${[...label].slice(0, 19).join("")}…` : label);
+
 export class Tokenizer {
   /**
    * `data` is what build.py wrote: `pieces` and `scores` by id, `special` = {pad, unk, bos, eos}, and
