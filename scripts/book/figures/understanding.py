@@ -273,19 +273,17 @@ def lens_chart(
 
 
 def rivals_chart(
-    frame: pd.DataFrame, level: float, title: str, caption: str, model: str = "mini-GPT"
+    costs: Mapping[int, float], level: float, title: str, caption: str, model: str = "mini-GPT"
 ) -> alt.TopLevelMixin:
-    """Bits per character by context K, for each kind of counting, and a line across: the model.
-
-    `frame` has the columns kind, K and bits.
-    """
-    curves = lines(frame, "K", "bits", "kind", points=True, y_title="bits per character")
-    x = alt.X("K:Q", title="K, characters seen").scale(zero=False)
-    curves = curves.encode(x.axis(values=sorted({*frame["K"]}), format="d", labelFlush=False))
+    """Bits per character of tables, by the characters K that they see; a line across: the model."""
+    frame = pd.DataFrame(costs.items(), columns=["K", "bits"])
+    curve = lines(frame, "K", "bits", points=True, y_title="bits per character")
+    x = alt.X("K:Q", title="K, characters that the table sees").scale(zero=False)
+    curve = curve.encode(x.axis(values=[*frame["K"]], format="d", labelFlush=False))
     across = alt.Chart(rounded(pd.DataFrame({"bits": [level], "label": [model]})))
     rule = across.mark_rule(color=PALETTE[2], strokeWidth=1.5).encode(y="bits:Q")
     name = across.mark_text(align="right", x=475, dy=12, color=PALETTE[2])
-    return titled(alt.layer(curves, rule, name.encode(y="bits:Q", text="label:N")), title, caption)
+    return titled(alt.layer(curve, rule, name.encode(y="bits:Q", text="label:N")), title, caption)
 
 
 def influence_panels(maps: Mapping[str, Tensor]) -> alt.TopLevelMixin:
