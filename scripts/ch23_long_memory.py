@@ -47,6 +47,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.optim.lr_scheduler import OneCycleLR
 
 from scripts.book.exercises import check
 from scripts.book.figures.since import (
@@ -408,6 +409,137 @@ def delta_attention(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
         state = state + rate * key.mT @ missing
         out.append(q[..., t, None, :] @ state)
     return torch.cat(out, dim=-2)
+
+
+# %%
+def in_chunks(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, size: int = 64, correct: bool = False
+) -> Tensor:
+    """The adding memory, or with `correct` the delta rule, `size` tokens at a time.
+
+    q, k (..., T, d_k), v (..., T, d_v), rates beta (..., T); to (..., T, d_v).
+    """
+    state, out = q.new_zeros(*k.shape[:-2], k.size(-1), v.size(-1)), []  # M (..., d_k, d_v)
+    parts = (x.split(size, dim=-2) for x in (q, k, v, beta.unsqueeze(-1)))
+    for q, k, v, beta in zip(*parts, strict=True):
+        written = beta * (v - k @ state if correct else v)  # (..., size, d_v)
+        if correct:  # and minus what this chunk's earlier tokens have written under its key
+            overlap = (beta * (k @ k.mT)).tril(-1)  # (..., size, size)
+            written = torch.linalg.solve_triangular(
+                overlap, written, upper=False, unitriangular=True
+            )
+        out.append(q @ state + (q @ k.mT).tril() @ written)
+        state = state + k.mT @ written
+    return torch.cat(out, dim=-2)
+
+
+def linear_in_chunks(q: Tensor, k: Tensor, v: Tensor, size: int = 64) -> Tensor:
+    """Causal linear attention in chunks; a column of ones beside the values carries z."""
+    q, k, ones = positive(q), positive(k), q.new_ones(q.shape[:-1])
+    mixed = in_chunks(q, k, F.pad(v, (0, 1), value=1.0), ones, size)
+    return mixed[..., :-1] / mixed[..., -1:]
+
+
+# %%
+ONCE, TWICE = "each key once", "each key twice"
+
+
+def recall_texts(
+    count: int, length: int, pairs: int, text: str = ONCE, keys: int = 256, values: int = 64
+) -> tuple[Tensor, Tensor]:
+    """Texts (count, length) of `pairs` pairs and then queries, and each query's answer.
+
+    Keys are the tokens from 0 on, values those after them. In a text TWICE half as many keys get a
+    value each, then another one, which counts.
+    """
+    different = pairs if text == ONCE else pairs // 2
+    own = torch.rand(count, keys).argsort(dim=-1)[:, :different].repeat(1, pairs // different)
+    told = torch.randint(values, (count, pairs))
+    asked = torch.randint(pairs - different, pairs, (count, length - 2 * pairs))
+    told_pairs = torch.stack((own, keys + told), dim=-1).flatten(1)  # key, value, key, value, …
+    return torch.cat((told_pairs, own.gather(1, asked)), dim=1), told.gather(1, asked)
+
+
+# %%
+class Recaller(nn.Module):
+    """One layer of memory, with one head of width d, between a table and an answer.
+
+    A token's input is its own embedding and its predecessor's. A window has 2d tokens, a latent
+    d/2 numbers, a state d × d. All else is the same for each `kind`.
+    """
+
+    def __init__(self, kind: str, d: int, keys: int = 256, values: int = 64):
+        super().__init__()
+        self.kind, width = kind, d // 2 if kind == "latent" else 2 * d
+        self.embed = nn.Embedding(keys + values, d)
+        nn.init.normal_(self.embed.weight, std=0.3)
+        self.query = nn.Linear(2 * d, d, bias=False)
+        self.compress = nn.Linear(2 * d, width, bias=False) if kind == "latent" else nn.Identity()
+        self.latent_norm = RMSNorm(width) if kind == "latent" else nn.Identity()
+        self.key, self.value = (nn.Linear(width, d, bias=False) for _ in range(2))
+        self.rate = nn.Linear(2 * d, 1)  # how much a token writes: for adding and the delta rule
+        self.norm, self.answer = RMSNorm(d), nn.Linear(d, values, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids (B, T) to logits of values (B, T, values)."""
+        x = self.embed(ids)
+        x = torch.cat((x, F.pad(x, (0, 0, 1, -1))), dim=-1)  # (B, T, 2d): itself, its predecessor
+        c = self.latent_norm(self.compress(x))
+        q, k, v, beta = self.query(x), self.key(c), self.value(c), self.rate(x).sigmoid()
+        return self.answer(self.norm(self.mixed(q, k, v, beta.squeeze(-1))))
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+        """What the memory answers: q, k, v (B, T, d), beta (B, T), to (B, T, d)."""
+        if self.kind in ("softmax", "latent"):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.kind == "window":
+            near = near_by(q.size(1), q.size(1), 2 * q.size(-1)).tril()
+            return F.scaled_dot_product_attention(q, k, v, near)
+        if self.kind == "linear":
+            return linear_in_chunks(q, k, v)
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        return in_chunks(q, k, v, beta, correct=self.kind == "delta rule")
+
+
+# %%
+def pair_counts(length: int) -> list[int]:
+    """4, 8, 16, … pairs, up to a quarter of the length."""
+    return [2**i for i in range(2, length.bit_length() - 2)]
+
+
+def learn_to_recall(
+    kind: str, rate: float, seed: int, text: str = ONCE, length: int = 128, d: int = 16, steps=200
+) -> Recaller:
+    """A memory trained on texts that grow: `steps` each of 32, 64, … up to `length` tokens."""
+    torch.manual_seed(seed)
+    model, lengths = Recaller(kind, d).float(), [2**i for i in range(5, length.bit_length())]
+    optimizer = torch.optim.Adam(model.parameters())
+    total = steps * len(lengths)
+    schedule = OneCycleLR(optimizer, rate, total, pct_start=0.1, cycle_momentum=False)
+    for step in range(total):
+        n, choice = lengths[step // steps], pair_counts(lengths[step // steps])
+        pairs = choice[int(torch.randint(len(choice), ()))]
+        ids, answers = recall_texts(2048 // n, n, pairs, text)
+        loss = F.cross_entropy(model(ids)[:, 2 * pairs :].flatten(0, 1), answers.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return model
+
+
+@torch.no_grad()
+def recall_scores(model: Recaller, length: int = 128, text: str = ONCE) -> dict[int, tuple]:
+    """For each number of pairs, over 16 new texts: the share of right answers, and nats."""
+    torch.manual_seed(1_000_003)  # the same texts for each memory, none of them seen
+    scores = {}
+    for pairs in pair_counts(length):
+        ids, answers = recall_texts(16, length, pairs, text)
+        logits = model(ids)[:, 2 * pairs :].flatten(0, 1)
+        right = (logits.argmax(-1) == answers.flatten()).double().mean().item()
+        scores[pairs] = right, F.cross_entropy(logits, answers.flatten()).item()
+    return scores
 
 
 # %% [markdown]
