@@ -1,4 +1,4 @@
-"""Drawings of part V: long memory."""
+"""Drawings of chapter 23, long memory."""
 
 from __future__ import annotations
 
@@ -7,64 +7,202 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import lines, long, panels, titled
-from scripts.book.look import LOG
+from scripts.book.charts import lines, long, named, panels, titled
+from scripts.book.figures.diagram import Diagram
+from scripts.book.look import LOG, PALETTE, colored
 
 alt, pd = Late("altair"), Late("pandas")
 
+MEMORIES = ("softmax", "latent", "window", "linear", "adding", "delta rule")
+MEMORY_COLORS = dict(zip(MEMORIES, PALETTE, strict=False))
 
-def cache_growth_chart(lengths: Sequence[int], mib: Mapping[str, Sequence[float]]) -> alt.Chart:
+
+def cache_growth_chart(
+    lengths: Sequence[int], mib: Mapping[str, Sequence[float]], title: str
+) -> alt.Chart:
     """What a layer keeps, a curve for each kind: MiB after so many tokens."""
     table = {kind: dict(zip(lengths, sizes, strict=True)) for kind, sizes in mib.items()}
     frame = long(table, "kind", "tokens", "MiB")
     chart = lines(frame, "tokens", "MiB", "kind", zero=True, y_title="kept by one layer, MiB")
     x = alt.X("tokens:Q", title="tokens read").scale(domain=[0, lengths[-1]], nice=False)
     return titled(
-        chart.encode(x.axis(tickCount=5, format=",d")),
-        "What one layer keeps while it reads",
-        "8 heads of 64 at two bytes a number; 2 groups, latents of 256 + 32, a window of 1,024. "
-        "Three of them grow with the text, at different slopes. A window stops growing when it is "
-        "full, and a state never grows. Other sizes would give another order.",
+        chart.encode(x.axis(tickCount=5, format=",d")).properties(height=200),
+        title,
+        "8 heads of 64 at two bytes a number; 2 groups, latents of 256 + 32, a window of 1,024.",
     )
 
 
-def reach_chart(reaches: Mapping[str, Tensor]) -> alt.ConcatChart:
+def moved_matrix() -> alt.TopLevelMixin:
+    """A score from a latent, the matrix on the key's side and on the query's."""
+    diagram = Diagram(640, 168)
+    for y, title, boxes in (
+        (100, "to train", [("q", 50, "blue"), ("key", 50, "orange"), ("latent", 30, "orange")]),
+        (14, "to decode", [("q", 50, "blue"), ("moved q", 50, "blue"), ("latent", 30, "orange")]),
+    ):
+        diagram.word(50, y + 22, title, "name")
+        for (name, half, fill), x in zip(boxes, (170, 350, 530), strict=True):
+            diagram.box(x, y, name, fill, half, 42, "")
+        between, over = ((350, 530), (170, 350)) if y > 50 else ((170, 350), (350, 530))
+        way = -1 if y > 50 else 1
+        ends = (between[1] - 32, between[0] + 52) if way < 0 else (between[0] + 52, between[1] - 52)
+        diagram.arrow((ends[0], y + 21), (ends[1], y + 21))
+        diagram.word(sum(ends) / 2, y + 33, "W" if way < 0 else "Wᵀ", "name")
+        diagram.word(sum(ends) / 2, y + 7, "for each token" if way < 0 else "once for a query")
+        diagram.word(sum(over) / 2 + (0 if way < 0 else 10), y + 21, "·", "times")
+    return titled(
+        diagram.chart(),
+        "The same score, with the matrix on either side",
+        "A dot is the score's dot product. Above, W makes a key from each latent. Below, its "
+        "transpose is applied to the query, and the latents stay as they are kept.",
+    )
+
+
+def reach_chart(reaches: Mapping[str, Tensor], title: str) -> alt.ConcatChart:
     """Panels of (T, T) booleans: which inputs (columns) reach which outputs (rows)."""
-    look = {"row_title": "output", "column_title": "input", "cell": 15}
+    look = {"row_title": "output", "column_title": "input", "cell": 13}
     return titled(
         panels(reaches, words=("reaches", "does not"), **look),
-        "What can reach what",
-        "Which inputs have a gradient at which outputs, causal, window of 3. Each layer of windows "
-        "reaches two words farther; one global layer reaches all.",
+        title,
+        "Which inputs can change which outputs: causal, a window of 3.",
     )
 
 
-def recall_chart(recalled: Mapping[int, Mapping[str, float]]) -> alt.Chart:
-    """Error of what is read back over the number of pairs, a curve for each memory."""
-    frame = long(recalled, "pairs", "memory", "error")
-    look = {"y_title": "relative error of what is read", "zero": True, "points": True}
-    chart = lines(frame, "pairs", "error", "memory", **look)
-    x = alt.X("pairs:Q", title="pairs written").axis(values=sorted(recalled))
+def brackets(T: int = 120, d: int = 24) -> alt.TopLevelMixin:
+    """The two ways to bracket a product of three matrices, drawn to scale."""
+    diagram = Diagram(640, 138)
+    for x, first in ((20, True), (360, False)):
+        made = (T, T) if first else (d, d)
+        sizes = [(d, T), (T, d), (d, T)]  # width, height of Q, Kᵀ, V
+        left = x
+        for (wide, high), name in zip(sizes, ("Q", "Kᵀ", "V"), strict=True):
+            diagram.box(left + wide / 2, 70 - high / 2, name, "blue", wide / 2, high)
+            left += wide + 10
+        at = x if first else x + d + 10
+        diagram.word(at + (T + d + 10) / 2, 20, f"makes {'T × T' if first else 'd × d'}")
+        diagram.box(left + 20 + made[0] / 2, 70 - made[1] / 2, "", "orange", made[0] / 2, made[1])
+        diagram.arrow((left - 4, 70), (left + 16, 70))
+    return diagram.chart()
+
+
+def brackets_picture() -> alt.TopLevelMixin:
+    """`brackets` with its title."""
     return titled(
-        chart.encode(x.scale(domain=[0, max(recalled)], nice=False)),
-        "A small memory fills up",
-        "Pairs of random keys and values in 16 dimensions, all read back; means of 20 draws. "
-        "A state has 16 × 16 numbers, however many pairs come. The best one holds 16 pairs; both "
-        "rules fail earlier. Softmax keeps every pair, and must be sharp to find it.",
+        brackets(),
+        "The same product, with a large or a small intermediate result",
+        "Left (QKᵀ)V, right Q(KᵀV): the orange matrix is made first. Without a softmax between "
+        "them, both are the same.",
     )
 
 
-def kept_for_backward_chart(mib: Mapping[str, Mapping[int, float]]) -> alt.Chart:
+def chunks_picture(chunks: int = 4) -> alt.TopLevelMixin:
+    """Which part of the T × T triangle is computed inside chunks, and which the state carries."""
+    diagram, side = Diagram(640, 52 * chunks + 18), 52
+    for row in range(chunks):
+        y = side * (chunks - 1 - row)
+        for column in range(row + 1):
+            inside = row == column
+            fill, name = ("blue", "now") if inside else ("orange", "state")
+            diagram.box(30 + side * (column + 0.5), y, name, fill, side / 2 - 1, side - 2)
+        diagram.box(400, y + 8, f"chunk {row}", "blue", 50, 34)
+        diagram.box(545, y + 8, f"state {row}", "orange", 50, 34)
+        diagram.arrow((452, y + 25), (493, y + 25))
+        if row:
+            diagram.arrow((545, y + side + 8), (545, y + 44))
+            diagram.arrow((495, y + side + 14), (452, y + 36))
+    diagram.word(30 + side * chunks / 2, 52 * chunks + 10, "queries down, keys across")
+    return titled(
+        diagram.chart(),
+        "Inside a chunk by a triangle, between chunks by the state",
+        "A chunk needs its own scores (blue) and the state before it, which stands for all earlier "
+        "keys (orange). Then it adds to the state.",
+    )
+
+
+def recall_picture(ids: Sequence[int], pairs: int, keys: int) -> alt.TopLevelMixin:
+    """A text of pairs and queries; an arrow leads from each query to its value."""
+    diagram, wide = Diagram(640, 128), 620 / len(ids)
+    fills = ["blue", "orange", "green", "pink"]
+    order = {key: number for number, key in enumerate(ids[: 2 * pairs : 2])}
+    for place, token in enumerate(ids):
+        x, value = 10 + wide * (place + 0.5), token >= keys
+        key = ids[place - 1] if value else token
+        name = str(token - keys) if value else "abcdefgh"[order[key]]
+        diagram.box(x, 20, name, fills[order[key]], wide / 2 - 2, 28)
+        if place >= 2 * pairs:
+            top, target = 62 + 9 * (place - 2 * pairs), 10 + wide * (2 * order[key] + 1.5)
+            diagram.arrow((x, 49), (x, top), (target, top), (target, 51))
+    diagram.word(10 + wide * pairs, 6, "pairs: a key, its value")
+    diagram.word(10 + wide * (pairs + len(ids) / 2), 6, "queries, in any order")
+    return titled(
+        diagram.chart(),
+        "Each query asks for the value that its key had",
+        "Letters are keys, numbers are values. The model answers at the queries.",
+    )
+
+
+def recall_chart(
+    tables: Mapping[str, Mapping[str, Mapping[int, float]]], title: str, caption: str
+) -> alt.TopLevelMixin:
+    """A panel for each table: right answers over the pairs, a curve for each memory."""
+    drawn = {}
+    for name, table in tables.items():
+        frame = long(table, "memory", "pairs", "right")
+        counts = sorted(set(frame["pairs"]))
+        shades = MEMORY_COLORS if set(table) <= set(MEMORIES) else None
+        x = alt.X("pairs:Q", title="pairs").scale(domain=[counts[0], counts[-1]], **LOG)
+        y = alt.Y("right:Q", title="right answers").scale(domain=[0, 1]).axis(format="%")
+        size = {"width": 480 // len(tables), "height": 240}
+        chart = lines(frame, "pairs", "right", "memory", points=True, **size)
+        chart = chart.encode(x.axis(values=counts), y)
+        if shades:
+            own = {kind: color for kind, color in shades.items() if kind in tables_kinds(tables)}
+            chart = chart.encode(colored("memory", own, title=None))
+        drawn[name] = chart
+    if len(drawn) == 1:
+        return titled(*drawn.values(), title, caption)
+    return titled(alt.hconcat(*named(drawn)), title, caption)
+
+
+def tables_kinds(tables: Mapping[str, Mapping]) -> set[str]:
+    """All memories of all tables."""
+    return {kind for table in tables.values() for kind in table}
+
+
+def tiles_picture(
+    steps: Sequence[Mapping[str, float]], scores: Sequence[Sequence[float]]
+) -> alt.TopLevelMixin:
+    """One query's scores, tile by tile, and what is kept after each: m, ℓ, how much it shrank."""
+    diagram = Diagram(640, 190)
+    for number, (tile, step) in enumerate(zip(scores, steps, strict=True)):
+        x = 110 + 210 * number
+        diagram.box(x, 140, "", "frame", 84, 40)
+        for place, score in enumerate(tile):
+            at = x - 84 + 168 * (place + 0.5) / len(tile)
+            diagram.box(at, 146, f"{score:g}", "blue", 76 / len(tile), 28)
+        note = f"m = {step['m']:g}, ℓ = {step['total']:.3f}"
+        diagram.box(x, 30, "kept", "orange", 84, 46, note)
+        diagram.arrow((x, 138), (x, 80))
+        if number:
+            diagram.arrow((x - 124, 53), (x - 88, 53))
+            diagram.word(x - 105, 66, f"× {step['shrink']:.2f}")
+    diagram.word(320, 12, "what is kept of earlier tiles shrinks when the maximum rises")
+    return titled(
+        diagram.chart(),
+        "Tiles come and go; a maximum and a sum stay",
+        "One query's scores in tiles of two. m is the largest score so far, ℓ the sum of "
+        "exp(score − m).",
+    )
+
+
+def kept_for_backward_chart(mib: Mapping[str, Mapping[int, float]], title: str) -> alt.Chart:
     """MiB that autograd keeps over the length, a curve for each way to compute attention."""
     frame = long(mib, "way", "n", "MiB")
     lengths = sorted(frame["n"].unique().tolist())
     x = alt.X("n:Q", title="length").scale(domain=[lengths[0], lengths[-1]], **LOG)
     y = alt.Y("MiB:Q", title="kept for backward, MiB").scale(type="log")
-    chart = lines(frame, "n", "MiB", "way", points=True)
+    chart = lines(frame, "n", "MiB", "way", points=True, height=200)
     return titled(
         chart.encode(x.axis(values=lengths, format=",d"), y),
-        "The matrix that is never stored",
-        "Causal attention with 8 heads of 64, float32. The textbook keeps the T × T weights for "
-        "the way back. With tiles only q, k, v, the outputs and one number a query remain. "
-        "Both axes are logarithmic.",
+        title,
+        "Causal attention with 8 heads of 64, float32. Both axes are logarithmic.",
     )
