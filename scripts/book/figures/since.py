@@ -18,10 +18,13 @@ MEMORY_COLORS = dict(zip(MEMORIES, PALETTE, strict=False))
 
 
 def cache_growth_chart(
-    lengths: Sequence[int], mib: Mapping[str, Sequence[float]], title: str
+    lengths: Sequence[int], numbers: Mapping[str, Sequence[int]], title: str
 ) -> alt.Chart:
-    """What a layer keeps, a curve for each kind: MiB after so many tokens."""
-    table = {kind: dict(zip(lengths, sizes, strict=True)) for kind, sizes in mib.items()}
+    """What a layer keeps, a curve for each kind: MiB after so many tokens, two bytes a number."""
+    table = {
+        kind: {length: 2 * n / 2**20 for length, n in zip(lengths, own, strict=True)}
+        for kind, own in numbers.items()
+    }
     frame = long(table, "kind", "tokens", "MiB")
     chart = lines(frame, "tokens", "MiB", "kind", zero=True, y_title="kept by one layer, MiB")
     x = alt.X("tokens:Q", title="tokens read").scale(domain=[0, lengths[-1]], nice=False)
@@ -34,26 +37,23 @@ def cache_growth_chart(
 
 def moved_matrix() -> alt.TopLevelMixin:
     """A score from a latent, the matrix on the key's side and on the query's."""
-    diagram = Diagram(640, 168)
-    for y, title, boxes in (
-        (100, "to train", [("q", 50, "blue"), ("key", 50, "orange"), ("latent", 30, "orange")]),
-        (14, "to decode", [("q", 50, "blue"), ("moved q", 50, "blue"), ("latent", 30, "orange")]),
-    ):
-        diagram.word(50, y + 22, title, "name")
-        for (name, half, fill), x in zip(boxes, (170, 350, 530), strict=True):
-            diagram.box(x, y, name, fill, half, 42, "")
-        between, over = ((350, 530), (170, 350)) if y > 50 else ((170, 350), (350, 530))
-        way = -1 if y > 50 else 1
-        ends = (between[1] - 32, between[0] + 52) if way < 0 else (between[0] + 52, between[1] - 52)
-        diagram.arrow((ends[0], y + 21), (ends[1], y + 21))
-        diagram.word(sum(ends) / 2, y + 33, "W" if way < 0 else "Wᵀ", "name")
-        diagram.word(sum(ends) / 2, y + 7, "for each token" if way < 0 else "once for a query")
-        diagram.word(sum(over) / 2 + (0 if way < 0 else 10), y + 21, "·", "times")
+    diagram = Diagram(640, 150)
+    for y, title, middle in ((90, "to train", "key"), (10, "to decode", "moved query")):
+        diagram.word(45, y + 21, title, "name")
+        fills = ("blue", "orange" if middle == "key" else "blue", "orange")
+        for x, name, fill in zip((160, 370, 580), ("query", middle, "latent"), fills, strict=True):
+            diagram.box(x, y, name, fill, half=48, height=42)
+        made, dot = (475, 265) if middle == "key" else (265, 475)
+        way = 50 if middle == "key" else -50
+        diagram.arrow((made + way, y + 21), (made - way, y + 21))
+        diagram.word(made, y + 33, "W" if middle == "key" else "W, transposed", "name")
+        diagram.word(made, y + 8, "for each token" if middle == "key" else "once a query")
+        diagram.word(dot, y + 21, "·", "times")
     return titled(
         diagram.chart(),
         "The same score, with the matrix on either side",
-        "A dot is the score's dot product. Above, W makes a key from each latent. Below, its "
-        "transpose is applied to the query, and the latents stay as they are kept.",
+        "The dot is the score's dot product. Above, W makes a key from each latent. Below, its "
+        "transpose changes the query, and the latents stay as they are kept.",
     )
 
 
@@ -67,30 +67,24 @@ def reach_chart(reaches: Mapping[str, Tensor], title: str) -> alt.ConcatChart:
     )
 
 
-def brackets(T: int = 120, d: int = 24) -> alt.TopLevelMixin:
+def brackets_picture(T: int = 100, d: int = 24) -> alt.TopLevelMixin:
     """The two ways to bracket a product of three matrices, drawn to scale."""
-    diagram = Diagram(640, 138)
-    for x, first in ((20, True), (360, False)):
-        made = (T, T) if first else (d, d)
-        sizes = [(d, T), (T, d), (d, T)]  # width, height of Q, Kᵀ, V
-        left = x
-        for (wide, high), name in zip(sizes, ("Q", "Kᵀ", "V"), strict=True):
-            diagram.box(left + wide / 2, 70 - high / 2, name, "blue", wide / 2, high)
+    diagram = Diagram(640, 126)
+    for start, size, pair in ((20, T, (0, 1)), (380, d, (1, 2))):
+        left, middles = start, []
+        for wide, high, name in ((d, T, "Q"), (T, d, "Kᵀ"), (d, T, "V")):
+            middles.append(left + wide / 2)
+            diagram.box(middles[-1], 72 - high / 2, name, "blue", wide / 2, high)
             left += wide + 10
-        at = x if first else x + d + 10
-        diagram.word(at + (T + d + 10) / 2, 20, f"makes {'T × T' if first else 'd × d'}")
-        diagram.box(left + 20 + made[0] / 2, 70 - made[1] / 2, "", "orange", made[0] / 2, made[1])
-        diagram.arrow((left - 4, 70), (left + 16, 70))
-    return diagram.chart()
-
-
-def brackets_picture() -> alt.TopLevelMixin:
-    """`brackets` with its title."""
+        what = "T × T" if size == T else "d × d"
+        diagram.word(sum(middles[i] for i in pair) / 2, 4, f"first these two: {what}")
+        diagram.arrow((left - 6, 72), (left + 16, 72))
+        diagram.box(left + 20 + size / 2, 72 - size / 2, "", "orange", size / 2, size)
     return titled(
-        brackets(),
+        diagram.chart(),
         "The same product, with a large or a small intermediate result",
-        "Left (QKᵀ)V, right Q(KᵀV): the orange matrix is made first. Without a softmax between "
-        "them, both are the same.",
+        "Three matrices, and in orange what is made first. The result is the same, as long as no "
+        "softmax stands in between.",
     )
 
 
@@ -144,28 +138,19 @@ def recall_chart(
     tables: Mapping[str, Mapping[str, Mapping[int, float]]], title: str, caption: str
 ) -> alt.TopLevelMixin:
     """A panel for each table: right answers over the pairs, a curve for each memory."""
+    kinds = list(dict.fromkeys(kind for table in tables.values() for kind in table))
+    shades = {kind: MEMORY_COLORS.get(kind, PALETTE[i]) for i, kind in enumerate(kinds)}
     drawn = {}
     for name, table in tables.items():
         frame = long(table, "memory", "pairs", "right")
         counts = sorted(set(frame["pairs"]))
-        shades = MEMORY_COLORS if set(table) <= set(MEMORIES) else None
         x = alt.X("pairs:Q", title="pairs").scale(domain=[counts[0], counts[-1]], **LOG)
         y = alt.Y("right:Q", title="right answers").scale(domain=[0, 1]).axis(format="%")
-        size = {"width": 480 // len(tables), "height": 240}
+        size = {"width": 500 // len(tables), "height": 230}
         chart = lines(frame, "pairs", "right", "memory", points=True, **size)
-        chart = chart.encode(x.axis(values=counts), y)
-        if shades:
-            own = {kind: color for kind, color in shades.items() if kind in tables_kinds(tables)}
-            chart = chart.encode(colored("memory", own, title=None))
-        drawn[name] = chart
-    if len(drawn) == 1:
-        return titled(*drawn.values(), title, caption)
+        color = colored("memory", shades, title=None)
+        drawn[name] = chart.encode(x.axis(values=counts), y, color)
     return titled(alt.hconcat(*named(drawn)), title, caption)
-
-
-def tables_kinds(tables: Mapping[str, Mapping]) -> set[str]:
-    """All memories of all tables."""
-    return {kind for table in tables.values() for kind in table}
 
 
 def tiles_picture(
