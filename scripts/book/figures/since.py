@@ -184,10 +184,10 @@ def kept_for_backward_chart(mib: Mapping[str, Mapping[int, float]], title: str) 
     frame = long(mib, "way", "n", "MiB")
     lengths = sorted(frame["n"].unique().tolist())
     x = alt.X("n:Q", title="length").scale(domain=[lengths[0], lengths[-1]], **LOG)
-    y = alt.Y("MiB:Q", title="kept for backward, MiB").scale(type="log")
+    y = alt.Y("MiB:Q", title="kept for backward, MiB").scale(domain=[1, 200], **LOG)
     chart = lines(frame, "n", "MiB", "way", points=True, height=200)
     return titled(
-        chart.encode(x.axis(values=lengths, format=",d"), y),
+        chart.encode(x.axis(values=lengths, format=",d"), y.axis(values=[1, 10, 100])),
         title,
         "Causal attention with 8 heads of 64, float32. Both axes are logarithmic.",
     )
