@@ -138,7 +138,8 @@ def recall_chart(
     tables: Mapping[str, Mapping[str, Mapping[int, float]]], title: str, caption: str
 ) -> alt.TopLevelMixin:
     """A panel for each table: right answers over the pairs, a curve for each memory."""
-    kinds = list(dict.fromkeys(kind for table in tables.values() for kind in table))
+    found = dict.fromkeys(kind for table in tables.values() for kind in table)
+    kinds = [kind for kind in MEMORIES if kind in found] or list(found)
     shades = {kind: MEMORY_COLORS.get(kind, PALETTE[i]) for i, kind in enumerate(kinds)}
     drawn = {}
     for name, table in tables.items():
