@@ -279,9 +279,8 @@ def write_and_read(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, correct=False)
 # **Predict.** "The dog is in the garden. The dog is in the house." The key is *dog* both times, the value is *garden*, then *house*. Ask for the dog: what do adding, the delta rule, and softmax attention without positions answer?
 
 # %%
-garden, house = torch.eye(2)
 dog = torch.tensor([[0.6, 0.8, 0.0]])  # length 1
-keys, values = dog.expand(2, 3), torch.stack((garden, house))  # (T, d_k), (T, d_v)
+keys, values = dog.expand(2, 3), torch.eye(2)  # (T, d_k), (T, d_v): garden, then house
 answers = {
     "adding": write_and_read(keys, keys, values, torch.ones(2)),
     "delta rule": write_and_read(keys, keys, values, torch.ones(2), correct=True),
@@ -289,8 +288,9 @@ answers = {
 }
 for name, answer in answers.items():
     print(f"{name}: garden {answer[-1, 0]:.1f}, house {answer[-1, 1]:.1f}")
-torch.testing.assert_close(answers["delta rule"][-1], house)
-torch.testing.assert_close(answers["adding"][-1], garden + house)
+torch.testing.assert_close(answers["adding"][-1], values.sum(0))
+half = write_and_read(keys, keys, values, torch.tensor([1.0, 0.5]), correct=True)
+torch.testing.assert_close(half[-1], values.mean(0))  # a rate of ½ replaces half
 
 # %% [markdown]
 # Adding answers with both, and so does softmax, which can't tell equal keys apart without positions. The delta rule says where the dog is now.
