@@ -24,8 +24,8 @@ What would refute it: a state that keeps 128 pairs; a limit that doesn't move wi
 that moves with the steps; adding or softmax that answer with the later value. A memory that fails
 at a few pairs, too, has not learned, and says nothing about memory.
 
-What came (on record since): all of it but one number. Three times the steps gain the delta rule 10.3
-points at 128 pairs, adding 7.4 and linear attention 6.1.
+What came (on record since): all of it but one number. Three times the steps gain the delta rule
+10.3 points at 128 pairs, adding 7.4 and linear attention 6.1.
 """
 
 import math
