@@ -293,7 +293,7 @@ half = write_and_read(keys, keys, values, torch.tensor([1.0, 0.5]), correct=True
 torch.testing.assert_close(half[-1], values.mean(0))  # a rate of ½ replaces half
 
 # %% [markdown]
-# Adding answers with both, and so does softmax, which can't tell equal keys apart without positions. The delta rule says where the dog is now.
+# Adding answers with both, and so does softmax, which can't tell equal keys apart. The delta rule says where the dog is now.
 #
 # ### In chunks
 #
@@ -504,7 +504,7 @@ for text, pairs, share in ((ONCE, 32, 0.95), (TWICE, 8, 0.7)):
     print(f"{text}, more than {share:.0%} of {pairs} pairs: {', '.join(able)}")
 
 # %% [markdown]
-# Softmax and latents recall all 32 pairs; the window and the states don't. Only the delta rule answers with the later value.
+# Softmax and latents recall the 32 pairs. Only the delta rule answers with the later value.
 #
 # The record has texts of 512 tokens, d = 32, each memory's best rate of a sweep, and three seeds ([`recall-pairs.json`](../results/recall-pairs.json), `python -m scripts.studies.recall --save`).
 
@@ -535,7 +535,7 @@ pd.DataFrame({"numbers kept": kept} | shares).loc[[*kept]].round(2)
 
 # %% [markdown]
 # - **Softmax and latents** recall all of 128 pairs. Latents keep a quarter of softmax's numbers for it.
-# - **The window** answers the queries whose pair it still sees (11% at 8 pairs) and guesses the rest.
+# - **The window** answers the queries whose pair it still sees (11% at 8 pairs) and guesses.
 # - **A state** recalls 8 pairs, and of more a smaller and smaller share. A state of 32 columns holds at most 32 arbitrary values exactly. To pick one of 64 values, less is enough: at 64 pairs adding is right in 84%.
 # - **Correcting** gains nothing where each key comes once. Where it comes twice, adding and softmax can't know which value was later: about half of their answers are right, or fewer. The delta rule does as well as before.
 #
@@ -555,7 +555,7 @@ figures.recall_chart(
 )
 
 # %% [markdown]
-# It is. At 64 pairs a state of 16 × 16 is right in 31%, of 32 × 32 in 79%, of 64 × 64 in 98%. Three times the steps gain 9 points; at 128 pairs they gain 10, a little more than we had forecast.
+# It is. At 64 pairs a state of 16 × 16 is right in 31%, of 32 × 32 in 79%, of 64 × 64 in 98%. Three times the steps gain 9 points; at 128 pairs they gain 10, a little more than we had forecast. The rest of the model grew with the state. But that isn't the reason: with d = 16, softmax recalled all of 32 pairs.
 #
 # *What this can't say:* how much a text of language needs. (In Arora et al.'s language models, recall explains 82% of the gap between attention and gated convolutions.)
 #
@@ -624,7 +624,7 @@ for causal, size in itertools.product((False, True), (1, 3, 4, 64)):
     torch.testing.assert_close((scores - log_sum).exp(), weights)
 
 # %% [markdown]
-# The last line is for the backward pass. Autograd would keep every tile's weights, and nothing would be saved. So a kernel keeps q, k, v, the output and one number per query, $L = m + \log \ell$, and computes each tile's weights *again*: $p_{ij} = e^{s_{ij} - L_i}$.
+# The last line is for the backward pass. Autograd would keep all tiles' weights, so no memory would be saved. Instead a kernel keeps q, k, v, the output and one number per query, $L = m + \log \ell$, and computes each tile's weights *again*: $p_{ij} = e^{s_{ij} - L_i}$.
 #
 # **Predict.** For a text twice as long, how many times as much is kept for the backward pass, with PyTorch's kernel and with a plain softmax?
 
@@ -651,13 +651,13 @@ mib = {
 plain_mib, kernel_mib = (own[2048] for own in mib.values())
 assert round(plain_mib) == 144 and round(kernel_mib) == 16
 figures.kept_for_backward_chart(
-    mib, f"Of 2,048 tokens a kernel keeps {plain_mib / kernel_mib:.0f} times less"
+    mib, f"At 2,048 tokens the kernel keeps {plain_mib / kernel_mib:.0f} times less"
 )
 
 # %% [markdown]
-# For twice the text the kernel keeps twice as much, plain softmax 3.7 times: 144 MiB instead of 39 at 2,048 tokens, against the kernel's 16. The 144 are *one* T × T matrix per head, the weights (128), the mask (4), and q, k and v (12). The scores aren't kept: softmax's backward pass needs only its output. (Chapter 1's `attention` keeps 272 MiB, because it makes a second copy of the weights to guard rows in which all is hidden.)
+# For twice the text the kernel keeps twice as much, plain softmax 3.7 times: 144 MiB instead of 39 at 2,048 tokens, against the kernel's 16. The 144 are the weights, *one* T × T matrix per head (128), the mask (4), and q, k and v (12). The scores aren't kept: softmax's backward pass needs only its output. (Chapter 1's `attention` keeps 272 MiB: to guard rows in which all is hidden, it copies the weights.)
 #
-# We didn't measure time. The paper's point is the GPU's small fast memory: a tile fits into it, and computing weights again there is cheaper than fetching them.
+# The paper's point is time, which we didn't measure: a tile fits into a GPU's small fast memory, and computing weights again there is cheaper than fetching them.
 #
 # ## On short captions
 #
@@ -676,7 +676,7 @@ for row in (*rows, "latent, across too", "window of 4", "linear attention"):
 # ## Summary
 #
 # - A cache costs $2Hd_k$ numbers per token and layer; groups make it $2Gd_k$, latents $d_c + d_R$. Latents work because a matrix can move from the key to the query.
-# - A state never grows, and its size limits what it recalls. The delta rule replaces an old value; adding can't. Steps and chunks give the same numbers.
+# - A state never grows, and its size limits what it recalls. The delta rule replaces an old value; adding can't.
 # - Softmax can be computed in tiles if what was added is shrunk whenever the maximum rises. A plain softmax keeps one T × T matrix for the backward pass, a kernel none.
 #
 # ## What these papers did that we don't

@@ -213,6 +213,23 @@ def test_the_record_of_recall_holds_its_plan_from_one_commit():
         assert losses[run["lr"] / 2] >= losses[run["lr"]] <= losses[2 * run["lr"]]
 
 
+def test_the_record_says_what_the_chapter_says():
+    def mean(kind, pairs, d=32, steps=200, text=ONCE):
+        runs = these(RUNS, kind=kind, text=text, d=d, steps=steps)
+        own = [run["right"][str(pairs)] for run in runs if run["seed"] != SWEEP]
+        return sum(own) / len(own)
+
+    assert [round(mean("delta rule", 64, d), 2) for d in (16, 32, 64)] == [0.31, 0.79, 0.98]
+    assert round(mean("adding", 64), 2) == 0.84
+    for pairs, points in ((64, 0.09), (128, 0.10)):
+        gain = mean("delta rule", pairs, steps=600) - mean("delta rule", pairs)
+        assert round(gain, 2) == points
+    for pairs in (4, 8, 16, 32, 64, 128):  # correcting: nothing, and everything
+        assert mean("delta rule", pairs) < mean("adding", pairs) + 0.005
+        assert abs(mean("delta rule", pairs) - mean("delta rule", pairs, text=TWICE)) < 0.03
+        assert max(mean(kind, pairs, text=TWICE) for kind in ("softmax", "adding")) < 0.6
+
+
 # Tiles
 
 
