@@ -523,8 +523,8 @@ for n, right in once["window"].items():  # what it sees it answers, and else it 
 figures.recall_chart(
     {ONCE: once, TWICE: twice},
     "Softmax and latents recall every pair; only correcting finds a later value",
-    "Right answers in texts of 512 tokens, means of three seeds; a guess is right in 2%. Softmax "
-    "lies under latents on the left. With each key twice, half as many keys.",
+    "Right answers in texts of 512 tokens, means of three seeds; a guess is right in 2%. On the "
+    "left softmax and latents lie on one line. With each key twice, half as many keys.",
 )
 
 # %%
