@@ -1,4 +1,4 @@
-"""Chapter 23: latents, windows, linear attention, delta rule, tiles: each against a reference."""
+"""Chapter 23: latents, windows, states, recall, tiles: each against a reference."""
 
 import math
 
@@ -10,21 +10,31 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from scripts.book.exercises import with_gradients
+from scripts.book.instruments import saved_bytes
+from scripts.book.records import load_record
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch03_embeddings_and_positions import equivariance_gap, shift_matrix
 from scripts.ch23_long_memory import (
+    ONCE,
+    TWICE,
     LatentAttention,
-    LinearAttention,
-    TiledAttention,
-    WindowedAttention,
-    delta_attention,
+    Recaller,
+    in_chunks,
+    learn_to_recall,
     linear_attention,
     masked_linear_attention,
     near_by,
-    recurrent_attention,
-    tile_scores,
-    tiles,
+    pair_counts,
+    plain,
+    recall_scores,
+    recall_texts,
+    tiled_attention,
+    write_and_read,
 )
+from scripts.studies import recall
+from scripts.studies.block import LinearAttention, WindowedAttention
+from scripts.studies.runner import SEEDS, SWEEP, Plan, these
 
 close = torch.testing.assert_close
 SRC = torch.tensor([[5, 6, 7, 8, 9, 3], [5, 6, 7, 3, 0, 0]])
@@ -110,7 +120,7 @@ def test_a_window_sees_its_neighbours():
     assert ((layer.attn[0, 0] > 0) == near_by(8, 8, 2)).all()
 
 
-# Linear attention and the delta rule
+# States
 
 
 def test_linear_attention_by_hand():
@@ -122,8 +132,7 @@ def test_linear_attention_by_hand():
             likeness = torch.stack([(F.elu(a) + 1) @ (F.elu(b) + 1) for b in k[seen]])
             by_hand.append(likeness / likeness.sum() @ v[seen])
         close(masked_linear_attention(q, k, v, mask), torch.stack(by_hand))
-    close(recurrent_attention(q, k, v), torch.stack(by_hand))
-    close(linear_attention(q, k, v), masked_linear_attention(q, k, v, everything))
+    close(linear_attention(q, k, v), torch.stack(by_hand))
 
 
 def test_linear_attention_with_nothing_to_see_is_silent():
@@ -133,22 +142,92 @@ def test_linear_attention_with_nothing_to_see_is_silent():
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), (q, k, v)))
 
 
-def written_at_once(q, k, v, beta):
-    """The delta rule without a recurrence: one triangular system for what all tokens write."""
-    system = torch.eye(k.size(-2)) + (beta.unsqueeze(-1) * (k @ k.mT)).tril(-1)
-    written = torch.linalg.solve_triangular(system, beta.unsqueeze(-1) * v, upper=False)
-    return (q @ k.mT).tril() @ written
+def written_at_once(q, k, v, beta, correct):
+    """Either memory without a recurrence; the delta rule by an inverse of all T × T overlaps."""
+    system = torch.eye(k.size(-2)) + correct * (beta.unsqueeze(-1) * (k @ k.mT)).tril(-1)
+    return (q @ k.mT).tril() @ (system.inverse() @ (beta.unsqueeze(-1) * v))
 
 
-def test_the_delta_rule_and_its_gradients_by_a_triangular_system():
+@pytest.mark.parametrize("correct", [False, True])
+@pytest.mark.parametrize("size", [None, 1, 3, 7, 64])
+def test_both_memories_and_their_gradients_at_once(correct, size):
     q, v, beta = torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 6), torch.rand(2, 3, 7)
     k = F.normalize(torch.randn(2, 3, 7, 4), dim=-1)  # values may be wider than keys
-    results = []
-    for rule in (delta_attention, written_at_once):
-        inputs = [x.clone().requires_grad_() for x in (q, k, v, beta)]
-        y = rule(*inputs)
-        results.append((y, *torch.autograd.grad(y.sin().sum(), inputs)))
-    close(*results)
+    form, rest = (in_chunks, (correct, size)) if size else (write_and_read, (correct,))
+    results = with_gradients(form, (q, k, v, beta), *rest)
+    close(results, with_gradients(written_at_once, (q, k, v, beta), correct))
+
+
+# Recall
+
+
+def answers_by_search(text, pairs):
+    """What each query's key was last followed by."""
+    told = {text[i]: text[i + 1] for i in range(0, 2 * pairs, 2)}
+    return [told[key] for key in text[2 * pairs :]]
+
+
+@pytest.mark.parametrize("text", [ONCE, TWICE])
+def test_a_text_tells_what_it_asks(text):
+    ids, answers = recall_texts(5, 64, 12, text)
+    assert ids.shape == (5, 64) and answers.shape == (5, 40)
+    for row, right in zip(ids.tolist(), answers.tolist(), strict=True):
+        keys = row[:24:2]
+        assert max(keys) < 256 <= min(row[1:24:2]) and max(row) < 320
+        assert len({*keys}) == (12 if text == ONCE else 6)
+        assert [value - 256 for value in answers_by_search(row, 12)] == right
+
+
+def test_a_recaller_sees_no_later_token_and_a_window_no_distant_one():
+    ids = torch.randint(320, (1, 24))
+    for kind in ("softmax", "latent", "window", "linear", "adding", "delta rule"):
+        torch.manual_seed(0)
+        model, changed = Recaller(kind, 4), ids.clone()
+        changed[0, 12] = (ids[0, 12] + 1) % 320
+        moved = (model(changed) - model(ids)).abs().amax(-1)[0] > 1e-12
+        assert not moved[:12].any() and moved[12]
+        assert moved[21:].any() == (kind != "window")  # 8 tokens, and each sees the one before it
+
+
+def test_one_memory_learns_to_recall_and_a_repeat_is_the_same():
+    first, again = (
+        recall_scores(learn_to_recall("softmax", 0.02, 1, length=64), 64) for _ in range(2)
+    )
+    assert first == again and first[16][0] > 0.9 and pair_counts(64) == [4, 8, 16]
+
+
+RUNS = load_record("recall-pairs")["runs"]
+
+
+def test_the_record_of_recall_holds_its_plan_from_one_commit():
+    plan = Plan(RUNS)
+    recall.plan_runs(plan)
+    assert all(len(these(RUNS, **task)) == 1 for task in plan)
+    assert len({run["commit"] for run in RUNS}) == 1
+    counted = [run for run in RUNS if run["seed"] != SWEEP]
+    assert len(counted) == len(SEEDS) * (len(recall.PLACES) + len(recall.STATES))
+    for run in counted:
+        places = {k: v for k, v in run.items() if k in ("kind", "text", "d")}
+        losses = {r["lr"]: r["loss"] or math.inf for r in these(RUNS, **places, seed=SWEEP)}
+        assert min(losses, key=losses.get) == run["lr"]
+        assert losses[run["lr"] / 2] >= losses[run["lr"]] <= losses[2 * run["lr"]]
+
+
+def test_the_record_says_what_the_chapter_says():
+    def mean(kind, pairs, d=32, steps=200, text=ONCE):
+        runs = these(RUNS, kind=kind, text=text, d=d, steps=steps)
+        own = [run["right"][str(pairs)] for run in runs if run["seed"] != SWEEP]
+        return sum(own) / len(own)
+
+    assert [round(mean("delta rule", 64, d), 2) for d in (16, 32, 64)] == [0.31, 0.79, 0.98]
+    assert round(mean("adding", 64), 2) == 0.84
+    for pairs, points in ((64, 0.09), (128, 0.10)):
+        gain = mean("delta rule", pairs, steps=600) - mean("delta rule", pairs)
+        assert round(gain, 2) == points
+    for pairs in (4, 8, 16, 32, 64, 128):  # correcting: nothing, and everything
+        assert mean("delta rule", pairs) < mean("adding", pairs) + 0.005
+        assert abs(mean("delta rule", pairs) - mean("delta rule", pairs, text=TWICE)) < 0.03
+        assert max(mean(kind, pairs, text=TWICE) for kind in ("softmax", "adding")) < 0.6
 
 
 # Tiles
@@ -159,48 +238,48 @@ def test_the_delta_rule_and_its_gradients_by_a_triangular_system():
 def test_tiles_equal_the_textbook(causal, S, size):
     q, (k, v) = 3 * torch.randn(2, 2, 5, 4), torch.randn(2, 2, 2, S, 4)
     mask = subsequent_mask(5) if causal else None
-    results = []
-    for tiled in (True, False):
-        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-        y = TiledAttention.apply(*inputs, causal, size) if tiled else attention(*inputs, mask)[0]
-        results.append((y, *torch.autograd.grad(y.sin().sum(), inputs)))
-    close(*results)
+    tiled = with_gradients(lambda *rows: tiled_attention(*rows, size, causal)[0], (q, k, v))
+    close(tiled, with_gradients(lambda *rows: attention(*rows, mask)[0], (q, k, v)))
 
 
 def test_scores_that_rise_from_tile_to_tile_neither_mislead_nor_overflow():
     k = torch.arange(12.0).unsqueeze(-1)
     for keys in (k, k.flip(0), 400 * k):
         q, v = torch.ones(1, 1), torch.randn(12, 1)
-        close(TiledAttention.apply(q, keys, v, False, 4), attention(q, keys, v)[0])
+        close(tiled_attention(q, keys, v, 4)[0], attention(q, keys, v)[0])
 
 
 def test_the_future_is_never_computed():
-    q, k = torch.randn(2, 8, 4)
-    starts = [
-        [columns.start for columns, _ in tile_scores(q, k, rows, True, 3)] for rows in tiles(8, 3)
-    ]
-    assert starts == [[0], [0, 3], [0, 3, 6]]
+    q, k, v = torch.randn(3, 8, 4)
+    k[6:], v[6:] = math.nan, math.nan
+    assert tiled_attention(q, k, v, 3, causal=True)[0][:6].isfinite().all()
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the size, in numbers, of the largest tensor made inside the block."""
+    """Notes the size, in numbers, of the largest tensor of floats made inside the block."""
 
     size = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        sizes = [x.numel() for x in tree_leaves(result) if isinstance(x, Tensor)]
-        self.size = max([self.size, *sizes])
+        tensors = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        self.size = max([self.size, *(x.numel() for x in tensors if x.is_floating_point())])
         return result
 
 
 def test_tiles_make_nothing_large():
-    def heads():
-        return [torch.empty(2, 256, 16, device="meta", requires_grad=True) for _ in range(3)]
-
+    heads = torch.randn(3, 2, 256, 16)
     with LargestTensor() as largest:
-        TiledAttention.apply(*heads(), True, 32).sum().backward()
+        tiled_attention(*heads, 32, causal=True)
     assert largest.size == 2 * 256 * 16  # and not 2 · 256 · 256
     with LargestTensor() as largest:
-        attention(*heads())[0].sum().backward()
+        attention(*heads)
     assert largest.size == 2 * 256 * 256
+
+
+def test_a_plain_softmax_keeps_one_matrix_and_chapter_1_two():
+    heads = [torch.empty(8, 128, 64, device="meta", requires_grad=True) for _ in range(3)]
+    square, mask, given = 8 * 8 * 128 * 128, 128 * 128, 3 * 8 * 8 * 128 * 64  # bytes
+    assert saved_bytes(plain, *heads) == square + mask + given
+    guarded = saved_bytes(lambda *rows: attention(*rows, subsequent_mask(128, "meta"))[0], *heads)
+    assert guarded == 2 * square + mask + given

@@ -21,7 +21,7 @@ from scripts.ch02_multi_head_attention import MultiHeadedAttention, split_heads
 from scripts.ch06_training import LabelSmoothing, copy_batches, tiny_model, train_step
 from scripts.ch19_ablations import patient
 from scripts.ch22_todays_block import rotated, rotated_in_pairs
-from scripts.ch23_long_memory import delta_attention
+from scripts.ch23_long_memory import write_and_read
 from scripts.exercises.ch06 import gradient_of
 
 NAMES = modules_by_name()
@@ -106,8 +106,7 @@ FACTS = {  # arguments, and what our solution should give, from elsewhere
     "policy_loss": ((LOGITS[0], torch.tensor([0.5, 0.2, 0.4]), [3]), (0.2 - 0.75 + 0.1) / 3),
     "shared_heads": ((MAPS, 6), MAPS.repeat_interleave(2, 1)),
     "alibi_bias": ((2, 1, 3), SLOPES * torch.tensor([[[-2.0, -1, 0]]])),
-    "online_softmax": ((iter([(Q[0, :2], V[:2]), (Q[0, 2:4], V[2:])]),), Q[0, :4].softmax(0) @ V),
-    "gated_delta": ((Q, K, V, torch.ones(4), Q[0]), delta_attention(Q, K, V, Q[0])),
+    "gated_delta": ((Q, K, V, torch.ones(4), Q[0]), write_and_read(Q, K, V, Q[0], True)),
     "dropped_share": ((torch.tensor([[0, 1]] * 6), 4, 1.1), 4 / 12),
 }
 

@@ -151,7 +151,8 @@ FAULTS = {
     },
     ("ch23_*", "test_ch23_*"): {
         "the online softmax forgets to shrink what it has": ("shrink * mixed +", "mixed +"),
-        "the delta rule adds": ("missing = value - key @ state", "missing = value"),
+        "a chunk forgets the state before it": ("q @ state + (q @", "(q @"),
+        "the delta rule adds": ("value - key @ state if correct", "value if correct"),
     },
     ("ch24_*", "test_ch24_*"): {
         "an expert's visits lose their weights": ("share.flatten()[order]", "share.flatten()"),

@@ -9,12 +9,14 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch04_encoder_decoder import EncoderDecoder, EncoderLayer
 from scripts.ch06_training import PAD, Batch, LabelSmoothing
 from scripts.ch19_ablations import STUDY, StudyRow, drop_positions
-from scripts.ch23_long_memory import LatentAttention, LinearAttention, WindowedAttention
+from scripts.ch23_long_memory import LatentAttention, masked_linear_attention, near_by
 from scripts.ch24_experts import MixtureOfExperts, SparseEncoderLayer, balance_penalty
 from scripts.core.settings import TrainConfig
 from scripts.studies.rows import one_run
@@ -65,6 +67,39 @@ class BlockRow(StudyRow):
     def loss_of(self, config: TrainConfig) -> Callable[..., tuple[Tensor, Tensor]]:
         """The textbook's loss plus the balance penalty."""
         return parts_loss
+
+
+class WindowedAttention(MultiHeadedAttention):
+    """Self-attention in which a position sees only those closer than `window`."""
+
+    def __init__(self, h: int, d_model: int, dropout: float = 0.1, window: int = 4):
+        super().__init__(h, d_model, dropout)
+        self.window = window
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """As in `MultiHeadedAttention`, with everything farther away hidden as well."""
+        near = near_by(query.size(1), key.size(1), self.window, query.device)  # (T, S)
+        return super().forward(query, key, value, near[None] if mask is None else mask & near)
+
+
+class LinearAttention(MultiHeadedAttention):
+    """Self-attention with elu + 1 in place of the softmax.
+
+    There are no weights to drop or to show: no dropout on them, and nothing in `attn`.
+    """
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """As in `MultiHeadedAttention`."""
+        projects = (self.project_query, self.project_key, self.project_value)
+        inputs = zip(projects, (query, key, value), strict=True)
+        q, k, v = (split_heads(project(x), self.h) for project, x in inputs)  # (B, H, ·, d_k)
+        if mask is None:
+            mask = torch.ones(1, 1, key.size(1), dtype=torch.bool, device=key.device)
+        return self.project_output(merge_heads(masked_linear_attention(q, k, v, mask[:, None])))
 
 
 def latent(h: int, d_model: int, dropout: float, rotary: bool = True) -> LatentAttention:

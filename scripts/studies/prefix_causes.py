@@ -8,7 +8,7 @@ unchanged one, so that its first loss is the same.
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -212,7 +212,7 @@ def work(setting: Any, task: Run) -> Run:
     return one_run(ROWS[task["row"]], setting, task, stacks.greedy_bleu)
 
 
-main = study_command("scripts.studies.prefix_causes", BASE, plan_runs, work)
+main = study_command("scripts.studies.prefix_causes", asdict(BASE), plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

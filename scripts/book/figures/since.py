@@ -1,4 +1,4 @@
-"""Drawings of part V: long memory."""
+"""Drawings of chapter 23, long memory."""
 
 from __future__ import annotations
 
@@ -7,64 +7,188 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import lines, long, panels, titled
-from scripts.book.look import LOG
+from scripts.book.charts import lines, long, named, panels, titled
+from scripts.book.figures.diagram import Diagram
+from scripts.book.look import LOG, PALETTE, colored
 
 alt, pd = Late("altair"), Late("pandas")
 
+MEMORIES = ("softmax", "latent", "window", "linear", "adding", "delta rule")
+MEMORY_COLORS = dict(zip(MEMORIES, PALETTE, strict=False))
 
-def cache_growth_chart(lengths: Sequence[int], mib: Mapping[str, Sequence[float]]) -> alt.Chart:
-    """What a layer keeps, a curve for each kind: MiB after so many tokens."""
-    table = {kind: dict(zip(lengths, sizes, strict=True)) for kind, sizes in mib.items()}
+
+def cache_growth_chart(
+    lengths: Sequence[int], numbers: Mapping[str, Sequence[int]], title: str
+) -> alt.Chart:
+    """What a layer keeps, a curve for each kind: MiB after so many tokens, two bytes a number."""
+    table = {
+        kind: {length: 2 * n / 2**20 for length, n in zip(lengths, own, strict=True)}
+        for kind, own in numbers.items()
+    }
     frame = long(table, "kind", "tokens", "MiB")
     chart = lines(frame, "tokens", "MiB", "kind", zero=True, y_title="kept by one layer, MiB")
     x = alt.X("tokens:Q", title="tokens read").scale(domain=[0, lengths[-1]], nice=False)
     return titled(
-        chart.encode(x.axis(tickCount=5, format=",d")),
-        "What one layer keeps while it reads",
-        "8 heads of 64 at two bytes a number; 2 groups, latents of 256 + 32, a window of 1,024. "
-        "Three of them grow with the text, at different slopes. A window stops growing when it is "
-        "full, and a state never grows. Other sizes would give another order.",
+        chart.encode(x.axis(tickCount=5, format=",d")).properties(height=200),
+        title,
+        "8 heads of 64 at two bytes a number; 2 groups, latents of 256 + 32, a window of 1,024.",
     )
 
 
-def reach_chart(reaches: Mapping[str, Tensor]) -> alt.ConcatChart:
+def moved_matrix() -> alt.TopLevelMixin:
+    """A score from a latent, the matrix on the key's side and on the query's."""
+    diagram = Diagram(640, 150)
+    for y, title, middle in ((90, "to train", "key"), (10, "to decode", "moved query")):
+        diagram.word(45, y + 21, title, "name")
+        fills = ("blue", "orange" if middle == "key" else "blue", "orange")
+        for x, name, fill in zip((160, 370, 580), ("query", middle, "latent"), fills, strict=True):
+            diagram.box(x, y, name, fill, half=48, height=42)
+        made, dot = (475, 265) if middle == "key" else (265, 475)
+        way = 50 if middle == "key" else -50
+        diagram.arrow((made + way, y + 21), (made - way, y + 21))
+        diagram.word(made, y + 33, "W" if middle == "key" else "W, transposed", "name")
+        diagram.word(made, y + 8, "for each token" if middle == "key" else "once a query")
+        diagram.word(dot, y + 21, "·", "times")
+    return titled(
+        diagram.chart(),
+        "The same score, with the matrix on either side",
+        "The dot is the score's dot product. Above, W makes a key from each latent. Below, its "
+        "transpose changes the query, and the latents stay as they are kept.",
+    )
+
+
+def reach_chart(reaches: Mapping[str, Tensor], title: str) -> alt.ConcatChart:
     """Panels of (T, T) booleans: which inputs (columns) reach which outputs (rows)."""
-    look = {"row_title": "output", "column_title": "input", "cell": 15}
+    look = {"row_title": "output", "column_title": "input", "cell": 13}
     return titled(
         panels(reaches, words=("reaches", "does not"), **look),
-        "What can reach what",
-        "Which inputs have a gradient at which outputs, causal, window of 3. Each layer of windows "
-        "reaches two words farther; one global layer reaches all.",
+        title,
+        "Which inputs can change which outputs: causal, a window of 3.",
     )
 
 
-def recall_chart(recalled: Mapping[int, Mapping[str, float]]) -> alt.Chart:
-    """Error of what is read back over the number of pairs, a curve for each memory."""
-    frame = long(recalled, "pairs", "memory", "error")
-    look = {"y_title": "relative error of what is read", "zero": True, "points": True}
-    chart = lines(frame, "pairs", "error", "memory", **look)
-    x = alt.X("pairs:Q", title="pairs written").axis(values=sorted(recalled))
+def brackets_picture(T: int = 100, d: int = 24) -> alt.TopLevelMixin:
+    """The two ways to bracket a product of three matrices, drawn to scale."""
+    diagram = Diagram(640, 126)
+    for start, size, pair in ((20, T, (0, 1)), (380, d, (1, 2))):
+        left, middles = start, []
+        for wide, high, name in ((d, T, "Q"), (T, d, "Kᵀ"), (d, T, "V")):
+            middles.append(left + wide / 2)
+            diagram.box(middles[-1], 72 - high / 2, name, "blue", wide / 2, high)
+            left += wide + 10
+        what = "T × T" if size == T else "d × d"
+        diagram.word(sum(middles[i] for i in pair) / 2, 4, f"first these two: {what}")
+        diagram.arrow((left - 6, 72), (left + 16, 72))
+        diagram.box(left + 20 + size / 2, 72 - size / 2, "", "orange", size / 2, size)
     return titled(
-        chart.encode(x.scale(domain=[0, max(recalled)], nice=False)),
-        "A small memory fills up",
-        "Pairs of random keys and values in 16 dimensions, all read back; means of 20 draws. "
-        "A state has 16 × 16 numbers, however many pairs come. The best one holds 16 pairs; both "
-        "rules fail earlier. Softmax keeps every pair, and must be sharp to find it.",
+        diagram.chart(),
+        "The same product, with a large or a small intermediate result",
+        "Three matrices, and in orange what is made first. The result is the same, as long as no "
+        "softmax stands in between.",
     )
 
 
-def kept_for_backward_chart(mib: Mapping[str, Mapping[int, float]]) -> alt.Chart:
+def chunks_picture(chunks: int = 4) -> alt.TopLevelMixin:
+    """Which part of the T × T triangle is computed inside chunks, and which the state carries."""
+    diagram, side = Diagram(640, 52 * chunks + 18), 52
+    for row in range(chunks):
+        y = side * (chunks - 1 - row)
+        for column in range(row + 1):
+            inside = row == column
+            fill, name = ("blue", "now") if inside else ("orange", "state")
+            diagram.box(30 + side * (column + 0.5), y, name, fill, side / 2 - 1, side - 2)
+        diagram.box(400, y + 8, f"chunk {row}", "blue", 50, 34)
+        diagram.box(545, y + 8, f"state {row}", "orange", 50, 34)
+        diagram.arrow((452, y + 25), (493, y + 25))
+        if row:
+            diagram.arrow((545, y + side + 8), (545, y + 44))
+            diagram.arrow((495, y + side + 14), (452, y + 36))
+    diagram.word(30 + side * chunks / 2, 52 * chunks + 10, "queries down, keys across")
+    return titled(
+        diagram.chart(),
+        "Inside a chunk by a triangle, between chunks by the state",
+        "A chunk needs its own scores (blue) and the state before it, which stands for all earlier "
+        "keys (orange). Then it adds to the state.",
+    )
+
+
+def recall_picture(ids: Sequence[int], pairs: int, keys: int) -> alt.TopLevelMixin:
+    """A text of pairs and queries; an arrow leads from each query to its value."""
+    diagram, wide = Diagram(640, 128), 620 / len(ids)
+    fills = ["blue", "orange", "green", "pink"]
+    order = {key: number for number, key in enumerate(ids[: 2 * pairs : 2])}
+    for place, token in enumerate(ids):
+        x, value = 10 + wide * (place + 0.5), token >= keys
+        key = ids[place - 1] if value else token
+        name = str(token - keys) if value else "abcdefgh"[order[key]]
+        diagram.box(x, 20, name, fills[order[key]], wide / 2 - 2, 28)
+        if place >= 2 * pairs:
+            top, target = 62 + 9 * (place - 2 * pairs), 10 + wide * (2 * order[key] + 1.5)
+            diagram.arrow((x, 49), (x, top), (target, top), (target, 51))
+    diagram.word(10 + wide * pairs, 6, "pairs: a key, its value")
+    diagram.word(10 + wide * (pairs + len(ids) / 2), 6, "queries, in any order")
+    return titled(
+        diagram.chart(),
+        "Each query asks for the value that its key had",
+        "Letters are keys, numbers are values. The model answers at the queries.",
+    )
+
+
+def recall_chart(
+    tables: Mapping[str, Mapping[str, Mapping[int, float]]], title: str, caption: str
+) -> alt.TopLevelMixin:
+    """A panel for each table: right answers over the pairs, a curve for each memory."""
+    found = dict.fromkeys(kind for table in tables.values() for kind in table)
+    kinds = [kind for kind in MEMORIES if kind in found] or list(found)
+    shades = {kind: MEMORY_COLORS.get(kind, PALETTE[i]) for i, kind in enumerate(kinds)}
+    drawn = {}
+    for name, table in tables.items():
+        frame = long(table, "memory", "pairs", "right")
+        counts = sorted(set(frame["pairs"]))
+        x = alt.X("pairs:Q", title="pairs").scale(domain=[counts[0], counts[-1]], **LOG)
+        y = alt.Y("right:Q", title="right answers").scale(domain=[0, 1]).axis(format="%")
+        size = {"width": 500 // len(tables), "height": 230}
+        chart = lines(frame, "pairs", "right", "memory", points=True, **size)
+        color = colored("memory", shades, title=None)
+        drawn[name] = chart.encode(x.axis(values=counts), y, color)
+    return titled(alt.hconcat(*named(drawn)), title, caption)
+
+
+def tiles_picture(
+    steps: Sequence[Mapping[str, float]], scores: Sequence[Sequence[float]]
+) -> alt.TopLevelMixin:
+    """One query's scores, tile by tile, and what is kept after each: m, ℓ, how much it shrank."""
+    diagram = Diagram(640, 190)
+    for number, (tile, step) in enumerate(zip(scores, steps, strict=True)):
+        x = 110 + 210 * number
+        diagram.box(x, 140, "", "frame", 84, 40)
+        for place, score in enumerate(tile):
+            at = x - 84 + 168 * (place + 0.5) / len(tile)
+            diagram.box(at, 146, f"{score:g}", "blue", 76 / len(tile), 28)
+        note = f"m = {step['m']:g}, ℓ = {step['total']:.3f}"
+        diagram.box(x, 30, "kept", "orange", 84, 46, note)
+        diagram.arrow((x, 138), (x, 80))
+        if number:
+            diagram.arrow((x - 124, 53), (x - 88, 53))
+            diagram.word(x - 105, 66, f"× {step['shrink']:.2f}")
+    diagram.word(320, 12, "what is kept of earlier tiles shrinks when the maximum rises")
+    return titled(
+        diagram.chart(),
+        "Tiles come and go; a maximum and a sum stay",
+        "One query's scores in tiles of two. m is the largest score so far, ℓ the sum of "
+        "exp(score − m).",
+    )
+
+
+def kept_for_backward_chart(mib: Mapping[str, Mapping[int, float]], title: str) -> alt.Chart:
     """MiB that autograd keeps over the length, a curve for each way to compute attention."""
     frame = long(mib, "way", "n", "MiB")
     lengths = sorted(frame["n"].unique().tolist())
     x = alt.X("n:Q", title="length").scale(domain=[lengths[0], lengths[-1]], **LOG)
-    y = alt.Y("MiB:Q", title="kept for backward, MiB").scale(type="log")
-    chart = lines(frame, "n", "MiB", "way", points=True)
+    y = alt.Y("MiB:Q", title="kept for backward, MiB").scale(domain=[1, 200], **LOG)
+    chart = lines(frame, "n", "MiB", "way", points=True, height=200)
     return titled(
-        chart.encode(x.axis(values=lengths, format=",d"), y),
-        "The matrix that is never stored",
-        "Causal attention with 8 heads of 64, float32. The textbook keeps the T × T weights for "
-        "the way back. With tiles only q, k, v, the outputs and one number a query remain. "
-        "Both axes are logarithmic.",
+        chart.encode(x.axis(values=lengths, format=",d"), y.axis(values=[1, 10, 100])),
+        title,
+        "Causal attention with 8 heads of 64, float32. Both axes are logarithmic.",
     )
