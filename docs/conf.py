@@ -3,14 +3,14 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parent)]
 
 project = "From Attention to Translation"
 author = "From Attention to Translation contributors"
 copyright = "From Attention to Translation contributors, MIT licence"
 language = "en"
 
-extensions = ["myst_nb", "sphinx_copybutton", "notebooks", "names"]
+extensions = ["myst_nb", "sphinx_copybutton", "notebooks", "names", "cards"]
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
 highlight_language = "none"  # of a block that doesn't say: commands, in README's sections
@@ -27,6 +27,7 @@ html_context = {"default_mode": "auto"}  # light or dark, as the reader's system
 html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
+html_js_files = [("cards.js", {"defer": "defer"})]
 html_use_index = False  # names link to their definitions; an index would be empty
 html_sourcelink_suffix = ""  # a notebook's download ends in .ipynb
 templates_path = ["_templates"]
@@ -35,6 +36,7 @@ html_sidebars = {
         "navbar-logo.html",
         "search-button-field.html",
         "living-link.html",
+        "cards-link.html",
         "sbt-sidebar-nav.html",
     ]
 }

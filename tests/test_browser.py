@@ -80,6 +80,19 @@ def test_each_picker_of_the_map_changes_it(home):
 
 
 @pytest.mark.audit
+def test_a_card_that_was_answered_is_remembered_and_comes_back(home):
+    answer = read("recall", home, page=CHAPTER_PAGES[1])
+    assert answer["complaints"] == answer["axe"] == []
+    assert answer["kept"] == "I knew it" and answer["read"]
+    assert answer["when"] == ["Comes back tomorrow.", "Due today.", ""]
+    link, way = answer["sidebar"]
+    assert link == "Recall cards (1 due)" and "1 of 10 chapters read" in way
+    assert "Next: 0 · Start here" in way
+    assert answer["due"] == [1, 2] and answer["next"]
+    assert answer["last"].startswith("No card is due.") and answer["all"] > 3 * len(CHAPTER_PAGES)
+
+
+@pytest.mark.audit
 def test_without_scripts_pictures_and_text_are_there(home):
     assert read("plain", home, pages=CHAPTER_PAGES) == []
 

@@ -14,6 +14,7 @@ import pytest
 from conftest import CHAPTERS, MODULES, ROOT
 
 sys.path[:0] = [str(ROOT / "docs/_ext"), str(ROOT / "docs")]
+from cards import CARDS, cards, folded  # noqa: E402
 from names import Series, imports, link_names, marks, page_of, source  # noqa: E402
 
 from notebooks import VEGALITE, prepared  # noqa: E402
@@ -173,6 +174,45 @@ def test_the_pages_behind_the_readme_are_there(site, book):
         text = (site / f"docs/{name}.html").read_text("utf-8")
         assert f"docs/{name}.html" in book["index.html"].links and "](" not in text, name
     assert "test_erratum_28" in (site / "docs/fixed.html").read_text("utf-8")
+
+
+def test_every_chapter_ends_with_its_cards_and_one_page_has_all(site):
+    every = (site / "docs/cards.html").read_text("utf-8")
+    for number, path in enumerate(CHAPTERS):
+        text = (site / f"notebooks/{path.stem}.html").read_text("utf-8")
+        wanted = re.findall(r'id="card-\w+"><summary>.+?</summary>', folded(number))
+        shown = re.findall(r'<details class="recall" (id=.+?</summary>)', text)
+        assert shown == wanted and all(one in every for one in wanted)
+        assert "_static/cards.js" in text and '"../docs/cards.html"' in text
+
+
+def test_every_chapter_has_three_to_five_questions_and_none_is_asked_twice():
+    some = cards()
+    assert [*some] == [*range(len(CHAPTERS))]
+    every = [card for chapter in some.values() for card in chapter]
+    assert all(3 <= len(chapter) <= 5 for chapter in some.values())
+    assert len({card["question"] for card in every}) == len(every)
+    for card in every:
+        assert card["question"].endswith("?") and "<" not in card["question"] + card["answer"]
+        assert re.fullmatch(r"[A-Z].+\.", card["answer"]), card["answer"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "instead"),
+    [
+        (r"\[\[07\]\][^\[]+", ""),  # a chapter
+        (r"\[\[03\]\][^\[]+(?=\[\[03)", ""),  # all its cards but the last
+        (r'(?m)^answer = "A token.+"$', ""),
+        (r'(?m)^answer = "A token.+"$', 'answer = ""'),
+    ],
+)
+def test_the_build_stops_where_cards_or_an_answer_are_missing(lost, instead, tmp_path):
+    text = CARDS.read_text("utf-8")
+    broken = re.sub(lost, instead, text)
+    assert broken != text
+    (tmp_path / "cards.toml").write_text(broken, "utf-8")
+    with pytest.raises(ValueError, match="needs 3 to 5 questions with answers"):
+        cards(tmp_path / "cards.toml")
 
 
 @pytest.fixture

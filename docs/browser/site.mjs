@@ -295,6 +295,45 @@ async function pickers() {
   return answer;
 }
 
+/** A day with recall cards on the page `page`, by keyboard, and the next day. */
+async function recall() {
+  const answer = { complaints: [] };
+  const context = await reader(browser, request.home, answer.complaints, { viewport: DESK });
+  const page = await context.newPage();
+  const card = page.locator("details.recall:visible");
+  const focused = () => page.evaluate(() => document.activeElement.textContent.trim());
+  const reply = async (one, name) => {
+    if (!(await one.evaluate((details) => details.open))) await one.locator("summary").press("Enter");
+    await one.getByRole("button", { name }).press("Enter");
+  };
+  await page.clock.setFixedTime(new Date(2030, 0, 1, 12));
+  await open(page, request.home + request.page);
+  await reply(card.nth(0), "I knew it");
+  answer.kept = await focused();
+  await reply(card.nth(0), "I knew it"); // on the same day: it gains nothing
+  await reply(card.nth(1), "Not yet");
+  await page.getByLabel("I have read this chapter").press("Space");
+  await page.reload();
+  answer.when = await page.locator(".card-when").evaluateAll((all) => all.slice(0, 3).map((one) => one.textContent));
+  answer.read = await page.getByLabel("I have read this chapter").isChecked();
+  answer.sidebar = await page.locator(".bd-sidebar-primary .short-way, .cards-link").allInnerTexts();
+
+  const questions = await page.locator("details.recall summary").allInnerTexts();
+  await open(page, `${request.home}docs/cards.html`);
+  answer.due = [await card.count()];
+  await page.clock.setFixedTime(new Date(2030, 0, 2, 12));
+  await page.reload();
+  answer.due.push(await card.count());
+  await reply(card.nth(0), "I knew it");
+  answer.next = (await focused()) === questions[1];
+  await reply(card.nth(0), "I knew it");
+  answer.last = await focused();
+  await page.getByRole("button", { name: "Show all cards" }).press("Enter");
+  answer.all = await card.count();
+  answer.axe = await manners(page);
+  return answer;
+}
+
 /** The pages `pages` without JavaScript: what of their text and pictures can't be seen. */
 async function plain() {
   const complaints = [];
@@ -315,6 +354,10 @@ async function plain() {
         const shown = one.closest("details, .onlyprint") || one.getBoundingClientRect().height;
         if (one.textContent.trim() && !shown) faults.push(`can't be seen: ${one.textContent.slice(0, 60)}`);
       }
+      const folded = [...document.querySelectorAll("details.recall")].filter((one) => one.checkVisibility() && !one.open);
+      if (folded.length < 3 || document.querySelector("article :is(button, input)")?.checkVisibility()) {
+        faults.push("recall cards can't be seen, or have buttons that do nothing");
+      }
       if (!pictures.length || texts.length < 50) faults.push("hardly anything is there");
       return faults;
     });
@@ -331,7 +374,7 @@ async function folder() {
   return { found: await search(page, "label smoothing"), complaints };
 }
 
-const TASKS = { pages, speed, reading, pickers, plain, folder };
+const TASKS = { pages, speed, reading, pickers, recall, plain, folder };
 const answer = await TASKS[process.argv[2]]();
 await browser.close();
 process.stdout.write(JSON.stringify(answer));
