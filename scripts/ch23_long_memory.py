@@ -123,7 +123,7 @@ figures.cache_growth_chart(lengths, numbers, "Only a window and a state stop gro
 figures.moved_matrix()
 
 # %% [markdown]
-# Both sides give the same scores. What does each cost for one new token, at DeepSeek-V2's sizes and after 4,096 tokens?
+# What does each side cost for one new token, at DeepSeek-V2's sizes and after 4,096 tokens?
 
 # %%
 torch.manual_seed(0)
