@@ -365,7 +365,7 @@ for form in (write_and_read, fives):
     torch.testing.assert_close(with_gradients(linear_attention, (q, k, v), form), whole)
 
 # %% [markdown]
-# By adding, a chunk of n tokens needs $n^2d$ products for its scores, as many for its answers, and for the state twice $nd^2$. In all that is $2Td(n + d)$ instead of $2T^2d$: for 4,096 tokens and $n = d = 64$ a 32nd, in 64 steps instead of 4,096. (The delta rule needs somewhat more.)
+# For adding, a chunk of n tokens needs $n^2d$ products for its scores, as many for its answers, and for the state twice $nd^2$. In all that is $2Td(n + d)$ instead of $2T^2d$: for 4,096 tokens and $n = d = 64$ a 32nd, in 64 steps instead of 4,096. (The delta rule needs somewhat more.)
 #
 # ## Who remembers?
 #
@@ -553,7 +553,7 @@ figures.recall_chart(
 )
 
 # %% [markdown]
-# Mostly. At 64 pairs a state of 16 × 16 is right in 31%, of 32 × 32 in 79%, of 64 × 64 in 98%. Three times the steps gain 9 points, at 128 pairs 10. The rest of the model grew with the state, but its width wasn't the limit: with d = 16, softmax recalled all of 32 pairs.
+# Mostly. At 64 pairs a state of 16 × 16 is right in 31%, of 32 × 32 in 79%, of 64 × 64 in 98%. Three times the steps gain 9 points, at 128 pairs 10. The rest of the model grew with the state, but its width wasn't the main limit: with d = 16, softmax recalled all 32 pairs.
 #
 # *What this can't say:* how much a text of language needs.
 #
