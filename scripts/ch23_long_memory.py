@@ -90,7 +90,7 @@ for kind, numbers in (kept | {"latent": 512 + 64}).items():
 print(f"and its weights: {236e9 * 2 / 2**30:,.0f} GiB")
 
 # %% [markdown]
-# The text would need 366 GiB, five sixths of what the weights need. With latents, which that model has, it is 6.4. (It has no groups.)
+# The text would need 366 GiB, five sixths of what the weights need. With latents, which that model has instead of groups, it is 6.4.
 #
 # These caches grow with the length. Two ideas stop that. A **window** keeps only the last $w$ tokens. A **state** is one matrix per head, into which all tokens write.
 
@@ -123,7 +123,7 @@ figures.cache_growth_chart(lengths, numbers, "Only a window and a state stop gro
 figures.moved_matrix()
 
 # %% [markdown]
-# Both sides give the same scores. What does each cost for one new token, at DeepSeek-V2's sizes and after 4,096 tokens?
+# What does each side cost for one new token, at DeepSeek-V2's sizes and after 4,096 tokens?
 
 # %%
 torch.manual_seed(0)
@@ -139,7 +139,7 @@ print(f"queries moved: {(H * d_k * d_c + S * H * d_c) / 1e9:.1f} billion")
 # %% [markdown]
 # But a single score now takes $d_c$ products instead of $d_k$. So this pays for one new token, and not in training, where keys made once serve all queries. The values' matrix moves, too: $\sum_t a_t W^{UV}_i c_t = W^{UV}_i \sum_t a_t c_t$, with attention weights $a_t$.
 #
-# Rotary positions would spoil this. For a query at s, a rotation stands in between, $q_i^\top R_{t-s} W^{UK}_i c_t$, another one for each distance, so the matrix can't move once for all keys. So positions get a small key of their own, shared by all heads: $k^R_t = R_t W^{KR} h_t$, with $W^{KR}$ $(d_R, D)$. Each head's query has a matching part $q^R_i$:
+# Rotary positions would spoil this. With a query at position s, a rotation stands in between, $q_i^\top R_{t-s} W^{UK}_i c_t$: another one for each distance, so one moved query can't serve all keys. So positions get a small key of their own, shared by all heads: $k^R_t = R_t W^{KR} h_t$, with $W^{KR}$ $(d_R, D)$. Each head's query has a matching part $q^R_i$:
 #
 # $$ \text{score} = \frac{q_i\cdot k_{t,i} + q^R_i\cdot k^R_t}{\sqrt{d_k + d_R}} $$
 
@@ -216,7 +216,7 @@ print(f"{sum(part.numel() for part in layer.remember(x[:1, :1]))} numbers a toke
 #
 # > **In short.** Let most layers see only the nearest words. Distant words arrive through a few layers that see everything.
 #
-# With a window, position $i$ sees the keys closer than $w$ (Longformer, [Beltagy et al. 2020](https://arxiv.org/abs/2004.05150)). Each neighbour saw *its* neighbours. **Predict.** With three layers and a window of 3, how many words back can the last word see? And if the middle layer is global?
+# With a window, position $i$ sees the keys closer than $w$ (Longformer, [Beltagy et al. 2020](https://arxiv.org/abs/2004.05150)). In the layer below, each of these saw *its* neighbours. **Predict.** With three layers and a window of 3, how many words back can the last word see? And if the middle layer is global?
 
 
 # %%
@@ -251,7 +251,7 @@ figures.brackets_picture()
 #
 # $$ o_i = \frac{\sum_j \big(\phi(q_i)\cdot\phi(k_j)\big)\, v_j}{\sum_j \phi(q_i)\cdot\phi(k_j)} = \frac{M^\top \phi(q_i)}{\phi(q_i)\cdot z}, \qquad M = \sum_j \phi(k_j)\, v_j^\top, \quad z = \sum_j \phi(k_j) $$
 #
-# The *state* $M$ $(d_k, d_v)$ is a memory. Token j writes $v_j$ under the key $\phi(k_j)$ by *adding*; a query reads. The denominator is one more value, a 1, that each token writes.
+# The *state* $M$ $(d_k, d_v)$ is a memory. Token j writes $v_j$ under the key $\phi(k_j)$ by *adding*; a query reads.
 #
 # What if a key comes again with a new value? Adding keeps the sum of both. The **delta rule** ([Schlag et al. 2021](https://arxiv.org/abs/2102.11174); Widrow and Hoff, 1960) first looks up what is stored under the key, and writes only the *difference*. With keys of length 1 and a rate $\beta \in [0, 1]$, which a layer computes from the token:
 #
@@ -303,7 +303,7 @@ torch.testing.assert_close(half[-1], values.mean(0))  # a rate of ½ replaces ha
 figures.chunks_picture()
 
 # %% [markdown]
-# Under the delta rule, what token i writes, $u_i$, depends on what earlier tokens of its chunk have written. That is a triangular system,
+# Under the delta rule, what token i writes under its key, $u_i$, depends on what earlier tokens of its chunk wrote. That is a triangular system,
 #
 # $$ u_i = \beta_i\Big(v_i - M^\top k_i - \sum_{j<i} (k_i \cdot k_j)\, u_j\Big), $$
 #
@@ -327,7 +327,7 @@ def in_chunks(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, correct=False, size
 
 
 # %% [markdown]
-# Linear attention is adding with positive features, and a column of ones for the denominator.
+# Linear attention is adding with positive features. For the denominator, each token writes a 1 beside its value.
 
 
 # %%
@@ -365,7 +365,7 @@ for form in (write_and_read, fives):
     torch.testing.assert_close(with_gradients(linear_attention, (q, k, v), form), whole)
 
 # %% [markdown]
-# The cost: a chunk of n tokens needs $n^2d$ products for its scores, as many for its answers, and for the state twice $nd^2$. In all that is $2Td(n + d)$ instead of $2T^2d$: for 4,096 tokens and $n = d = 64$ a 32nd, in 64 steps instead of 4,096.
+# For adding, a chunk of n tokens needs $n^2d$ products for its scores, as many for its answers, and for the state twice $nd^2$. In all that is $2Td(n + d)$ instead of $2T^2d$: for 4,096 tokens and $n = d = 64$ a 32nd, in 64 steps instead of 4,096. (The delta rule needs somewhat more.)
 #
 # ## Who remembers?
 #
@@ -400,7 +400,7 @@ ids, _ = recall_texts(1, 13, pairs=4, keys=8, values=10)
 figures.recall_picture(ids[0].tolist(), pairs=4, keys=8)
 
 # %% [markdown]
-# Our model has a table, one layer of memory with one head of width d, and an answer. A value must be written under the key before it. Such models use a short convolution for that; ours reads, with each token, its predecessor's embedding. There are no positions.
+# Our model has embeddings, one layer of memory with one head of width d, and a linear layer for the answer. A value must be written under the key before it, so the model reads each token's embedding beside its predecessor's. There are no positions.
 
 
 # %%
@@ -443,9 +443,7 @@ class Recaller(nn.Module):
 
 
 # %% [markdown]
-# The kinds have the same parameters, but for the latents' maps and the rate β, which only adding and the delta rule use.
-#
-# With long texts alone, most kinds learned nothing for hundreds of steps. So texts grow while a model learns.
+# The kinds have the same parameters, but for the latents' maps and the rate β, which only adding and the delta rule use. Texts grow while a model learns.
 
 
 # %%
@@ -491,7 +489,7 @@ def recall_scores(model: Recaller, length: int = 128, text: str = ONCE) -> dict[
 
 
 # %% [markdown]
-# **Predict.** With d = 16 and 128 tokens, who recalls 32 pairs? And which of softmax, adding and the delta rule can answer if each key gets a value, then another one, which counts?
+# **Predict.** With d = 16 and 128 tokens, who recalls 32 pairs? And if each key gets a second value, which of softmax, adding and the delta rule answers with that?
 
 # %%
 runs = pd.DataFrame(load_record("recall-pairs")["runs"]).query("seed > 0").reset_index()
@@ -504,9 +502,9 @@ for text, pairs, share in ((ONCE, 32, 0.95), (TWICE, 8, 0.7)):
     print(f"{text}, more than {share:.0%} of {pairs} pairs: {', '.join(able)}")
 
 # %% [markdown]
-# Softmax and latents recall the 32 pairs. Only the delta rule answers with the later value.
+# Softmax and latents recall the 32 pairs. Of the three, only the delta rule answers with the later value.
 #
-# The record has texts of 512 tokens, d = 32, each memory's best rate of a sweep, and three seeds ([`recall-pairs.json`](../results/recall-pairs.json), `python -m scripts.studies.recall --save`).
+# The record has texts of 512 tokens, d = 32, three seeds, and for each memory the best rate of a sweep ([`recall-pairs.json`](../results/recall-pairs.json), `python -m scripts.studies.recall --save`).
 
 
 # %%
@@ -522,7 +520,7 @@ for n, right in once["window"].items():  # what it sees it answers, and else it 
     assert abs(right - seen - (1 - seen) / 64) < 0.04
 figures.recall_chart(
     {ONCE: once, TWICE: twice},
-    "Softmax and latents recall every pair; only correcting finds a later value",
+    "Softmax recalls every pair; without positions, only correcting finds a later value",
     "Right answers in texts of 512 tokens, means of three seeds; a guess is right in 2%. On the "
     "left softmax and latents lie on one line. With each key twice, half as many keys.",
 )
@@ -534,10 +532,10 @@ shares = {f"{n} pairs": {kind: own[n] for kind, own in once.items()} for n in (8
 pd.DataFrame({"numbers kept": kept} | shares).loc[[*kept]].round(2)
 
 # %% [markdown]
-# - **Softmax and latents** recall all of 128 pairs. Latents keep a quarter of softmax's numbers for it.
+# - **Softmax and latents** recall all of 128 pairs, latents with a quarter of softmax's numbers.
 # - **The window** answers the queries whose pair it still sees (11% at 8 pairs) and guesses.
-# - **A state** recalls 8 pairs, and of more a smaller and smaller share. A state of 32 columns holds at most 32 arbitrary values exactly. To pick one of 64 values, less is enough: at 64 pairs adding is right in 84%.
-# - **Correcting** gains nothing where each key comes once. Where it comes twice, adding and softmax can't know which value was later: about half of their answers are right, or fewer. The delta rule does as well as before.
+# - **A state** recalls 8 pairs, and of more a smaller and smaller share. With keys of 32 numbers it holds at most 32 arbitrary values exactly. But an answer need not be exact to pick the right one of 64 values: at 64 pairs adding is right in 84%.
+# - **Correcting** gains nothing where each key comes once. Where it comes twice, adding can't know which value was later, nor can softmax without positions: about half of their answers are right, or fewer. The delta rule does as well as before. (A softmax that prefers near keys learns it, too; a test shows it.)
 #
 # Is it the state's size that decides?
 
@@ -555,9 +553,9 @@ figures.recall_chart(
 )
 
 # %% [markdown]
-# It is. At 64 pairs a state of 16 × 16 is right in 31%, of 32 × 32 in 79%, of 64 × 64 in 98%. Three times the steps gain 9 points; at 128 pairs they gain 10, a little more than we had forecast. The rest of the model grew with the state. But that isn't the reason: with d = 16, softmax recalled all of 32 pairs.
+# Mostly. At 64 pairs a state of 16 × 16 is right in 31%, of 32 × 32 in 79%, of 64 × 64 in 98%. Three times the steps gain 9 points, at 128 pairs 10. The rest of the model grew with the state, but its width wasn't the main limit: with d = 16, softmax recalled all 32 pairs.
 #
-# *What this can't say:* how much a text of language needs. (In Arora et al.'s language models, recall explains 82% of the gap between attention and gated convolutions.)
+# *What this can't say:* how much a text of language needs.
 #
 # ## FlashAttention
 #
@@ -624,7 +622,7 @@ for causal, size in itertools.product((False, True), (1, 3, 4, 64)):
     torch.testing.assert_close((scores - log_sum).exp(), weights)
 
 # %% [markdown]
-# The last line is for the backward pass. Autograd would keep all tiles' weights, so no memory would be saved. Instead a kernel keeps q, k, v, the output and one number per query, $L = m + \log \ell$, and computes each tile's weights *again*: $p_{ij} = e^{s_{ij} - L_i}$.
+# The check's last line is for the backward pass. Autograd would keep all tiles' weights, so no memory would be saved. Instead a kernel keeps q, k, v, the output and one number per query, $L = m + \log \ell$, and computes each tile's weights *again*: $p_{ij} = e^{s_{ij} - L_i}$.
 #
 # **Predict.** For a text twice as long, how many times as much is kept for the backward pass, with PyTorch's kernel and with a plain softmax?
 
@@ -655,15 +653,15 @@ figures.kept_for_backward_chart(
 )
 
 # %% [markdown]
-# For twice the text the kernel keeps twice as much, plain softmax 3.7 times: 144 MiB instead of 39 at 2,048 tokens, against the kernel's 16. The 144 are the weights, *one* T × T matrix per head (128), the mask (4), and q, k and v (12). The scores aren't kept: softmax's backward pass needs only its output. (Chapter 1's `attention` keeps 272 MiB: to guard rows in which all is hidden, it copies the weights.)
+# For twice the text the kernel keeps twice as much, plain softmax 3.7 times: at 2,048 tokens 16 and 144 MiB. The 144 are the weights, *one* T × T matrix per head (128), the mask (4), and q, k and v (12). The scores aren't kept: softmax's backward pass needs only its output.
 #
-# The paper's point is time, which we didn't measure: a tile fits into a GPU's small fast memory, and computing weights again there is cheaper than fetching them.
+# The paper's gain in time we didn't measure: a tile fits into a GPU's small fast memory, and computing weights again there is cheaper than fetching them.
 #
 # ## On short captions
 #
-# > **In short.** In captions of 18 pieces there is little to remember. In the decoder's self-attention, no loss from groups or latents can be told from chance; elsewhere latents lose. A window gains.
+# > **In short.** In the decoder's self-attention, no loss from groups or latents can be told from chance; elsewhere latents lose. A window gains.
 #
-# Chapter 22's record has these layers in a translator. Latents bring rotary positions: their first row has to beat *rotary*, each further one the row before.
+# Chapter 22's record has these layers in a translator of captions of 18 pieces. Latents bring rotary positions: their first row has to beat *rotary*, each further one the row before.
 
 # %%
 said, rows = block_verdicts(), ["grouped-query", "multi-query", "latent, decoder alone", "latent"]
@@ -671,11 +669,11 @@ for row in (*rows, "latent, across too", "window of 4", "linear attention"):
     print(verdict_line(row, said[row], RIVALS_OF_PARTS[row]))
 
 # %% [markdown]
-# In the encoder, which has no cache to shrink, latents cost 1.8 BLEU, in cross-attention another 2.8. A window may help because it tells near from far, as rotary positions do (untested).
+# In the encoder, which has no cache to shrink, latents cost 1.8 BLEU, in cross-attention another 2.8.
 #
 # ## Summary
 #
-# - A cache costs $2Hd_k$ numbers per token and layer; groups make it $2Gd_k$, latents $d_c + d_R$. Latents work because a matrix can move from the key to the query.
+# - A cache costs $2Hd_k$ numbers per token and layer; groups make it $2Gd_k$, latents $d_c + d_R$. Latents decode cheaply because a matrix can move from the key to the query.
 # - A state never grows, and its size limits what it recalls. The delta rule replaces an old value; adding can't.
 # - Softmax can be computed in tiles if what was added is shrunk whenever the maximum rises. A plain softmax keeps one T × T matrix for the backward pass, a kernel none.
 #
@@ -707,11 +705,11 @@ check(gated_delta)
 #
 # *think · difficulty ●●○ · worth ●●○ · 10 minutes*
 #
-# Why doesn't latent attention keep turned keys $R_n W^{UK} c$? And why may one rotary key serve all heads?
+# Why doesn't latent attention keep turned keys $R_t W^{UK} c_t$? And why may one rotary key serve all heads?
 #
 # <details><summary>An answer</summary>
 #
-# Turned keys would take their full $Hd_k$ numbers. If only $c$ is kept, a query needs $q^\top R_{n-m} W^{UK}$ for each distance: as much work as making the keys. One key for all heads is multi-query attention, for the part of the score that depends on position. What a head looks for is in the query's part.
+# Turned keys would take their full $Hd_k$ numbers. If only $c_t$ is kept, a query at s needs $q^\top R_{t-s} W^{UK}$ for each t: as much work as making the keys. One rotary key for all heads is multi-query attention, for the part of the score that depends on position. Each head still asks with a query of its own.
 #
 # </details>
 #

@@ -196,6 +196,19 @@ def test_one_memory_learns_to_recall_and_a_repeat_is_the_same():
     assert first == again and first[16][0] > 0.9 and pair_counts(64) == [4, 8, 16]
 
 
+@pytest.mark.parametrize("slope", [0, 0.1])
+def test_softmax_finds_the_later_value_if_it_prefers_near_keys(monkeypatch, slope):
+    def nearer(q, k, v, is_causal):
+        place = torch.arange(q.size(1), dtype=q.dtype)
+        distance = place.unsqueeze(-1) - place  # (T, T)
+        bias = (-slope * distance).masked_fill(distance < 0, -math.inf)
+        return (q @ k.mT / q.size(-1) ** 0.5 + bias).softmax(-1) @ v
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", nearer)
+    right = recall_scores(learn_to_recall("softmax", 0.02, 1, TWICE, 64), 64, TWICE)[16][0]
+    assert right > 0.9 if slope else right < 0.6
+
+
 RUNS = load_record("recall-pairs")["runs"]
 
 
