@@ -135,7 +135,8 @@ async function showHeads(stale) {
 
 /** A new stop is seen from its beginning. */
 function arrive() {
-  if (at("stage").getBoundingClientRect().top < 0) at("stage").scrollIntoView();
+  const { top } = at("stage").getBoundingClientRect();
+  if (top < 0 || (page.toTitle && top > innerHeight / 2)) at("stage").scrollIntoView();
   if (page.toTitle) at("title").focus({ preventScroll: true });
   page.toTitle = false;
 }
@@ -183,7 +184,7 @@ function showPlan() {
   }
   at("plan").querySelector("summary").textContent = `Map: stop ${number + 1} of ${STOPS.length}`;
   at("plan").querySelector(".written").textContent = `“${isolated(page.words.tgtPieces[state.step])}”`;
-  for (const [id, i, before, after] of [["previous", number - 1, "← ", ""], ["next", number + 1, "", " →"]]) {
+  for (const [id, i, before, after] of [["previous", number - 1, "← ", ""], ["next", (number + 1) % STOPS.length, "", " →"]]) {
     at(id).hidden = !STOPS[i];
     if (!STOPS[i]) continue;
     at(id).href = to(i);
@@ -221,6 +222,7 @@ function picker([name, count]) {
 
 /** A cell was pressed: frame it at once; its formula follows. */
 function choose(cell) {
+  at("cell").open = true;
   page.heats.forEach((heat) => heat.view.name === cell.tensor && heat.mark([cell.row, cell.col], []));
   go({ cell }, true);
 }
@@ -239,6 +241,7 @@ function showCell(cell) {
   page.bring = false;
   at("cell-title").textContent = `${cell.title} = ${shown(cell.value)}`;
   const line = ({ say, math }) => [element("p", { text: say }), ...(math ? [element("p", { class: "math", text: math })] : [])];
+  at("moves").parentElement.scrollTop = 0;
   at("cell-lines").replaceChildren(...cell.lines.flatMap(line));
   const links = [[true, "Made from"], [false, "It makes"]].map(([made, words]) => {
     const some = areas.filter((one) => one.made === made && (one.stop || isHere(one)));
@@ -293,6 +296,7 @@ function showTour() {
   at("tour-title").textContent = stop.title;
   const viewOf = (name) => page.stop.views.find((view) => view.name.endsWith(name));
   const numberAt = (name, row, col) => viewOf(name).data[row * viewOf(name).cols + col];
+  const labelAt = (name, row) => viewOf(name).rowLabels[row];
   const press = (text, name, row, col) => {
     const view = viewOf(name);
     const button = element("button", { type: "button", class: "press", text: `${text} ${shown(numberAt(name, row, col))}` });
@@ -307,7 +311,7 @@ function showTour() {
     button.addEventListener("click", () => go(changes));
     return button;
   };
-  const parts = stop.text({ words: page.words, numberAt, press, go: goes, percent });
+  const parts = stop.text({ words: page.words, labelAt, numberAt, press, go: goes, percent, shown });
   at("tour-text").replaceChildren(...parts.map((part) => element("p", {}, ...part)));
   at("tour-back").disabled = state.tour === 1;
   at("tour-leave").hidden = state.tour === TOUR.length;
@@ -343,6 +347,7 @@ function setUp() {
   at("table").addEventListener("toggle", showTable);
   at("code").addEventListener("toggle", () => showCode().catch(giveUp));
   for (const id of ["previous", "next"]) at(id).addEventListener("click", () => (page.toTitle = true));
+  at("plan").addEventListener("click", ({ target }) => (page.toTitle = narrow.matches && Boolean(target.closest("a"))));
   const copy = at("code").querySelector("button");
   copy.addEventListener("click", async () => {
     await navigator.clipboard.writeText(at("code").querySelector("pre").textContent);
