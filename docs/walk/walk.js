@@ -227,15 +227,12 @@ function choose(cell) {
   go({ cell }, true);
 }
 
-const places = ({ rows, cols, row, col }) => ({ rows: rows ?? [row, row], cols: cols ?? [col, col] });
-
 /** The chosen cell: its formula, what made it, what it makes. */
 function showCell(cell) {
   const areas = [...cell.madeFrom.map((one) => ({ ...one, made: true })), ...cell.makes.map((one) => ({ ...one, made: false }))];
   for (const heat of page.heats) {
     const own = heat.view.name === cell.tensor;
-    const here = areas.filter(({ tensor }) => tensor === heat.view.name).map((one) => ({ ...places(one), made: one.made }));
-    heat.mark(own ? [cell.row, cell.col] : null, here);
+    heat.mark(own ? [cell.row, cell.col] : null, areas.filter(({ tensor }) => tensor === heat.view.name));
     if (own && page.bring) heat.figure.scrollIntoView({ block: "nearest" });
   }
   page.bring = false;
@@ -244,7 +241,7 @@ function showCell(cell) {
   at("moves").parentElement.scrollTop = 0;
   at("cell-lines").replaceChildren(...cell.lines.flatMap(line));
   const links = [[true, "Made from"], [false, "It makes"]].map(([made, words]) => {
-    const some = areas.filter((one) => one.made === made && (one.stop || isHere(one)));
+    const some = areas.filter((one) => one.made === made);
     const label = element("span", { class: made ? "solid" : "dashed", text: words });
     return some.length ? element("p", { class: "links" }, label, ...some.map(areaLink)) : "";
   });
@@ -253,18 +250,15 @@ function showCell(cell) {
   showCode().catch(giveUp);
 }
 
-const isHere = ({ tensor }) => page.stop.views.some(({ name }) => name === tensor);
-
 /** A button that goes to the numbers of an area: on this stage, or at the stop that makes them. */
-function areaLink({ tensor, title, stop, layer, head, cell, ...area }) {
-  const { row, col } = cell ?? { row: area.rows[0], col: area.cols[0] };
-  const here = isHere({ tensor });
+function areaLink({ tensor, title, stop, layer, cell }) {
+  const here = page.stop.views.some(({ name }) => name === tensor);
   const number = STOPS.findIndex(({ id }) => id === stop) + 1;
   const button = element("button", { type: "button", text: here ? title : `${title} (stop ${number})` });
-  const place = here ? {} : { stop, layer: layer ?? state.layer, head: head ?? state.head };
+  const place = here ? {} : { stop, layer: layer ?? state.layer };
   button.addEventListener("click", () => {
     page.bring = true;
-    go({ ...place, cell: { tensor, row, col } });
+    go({ ...place, cell: { tensor, ...cell } });
   });
   return button;
 }
