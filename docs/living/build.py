@@ -339,6 +339,8 @@ def main() -> None:
     parser.add_argument("--walk", action="store_true", help="write the walk beside it, too")
     options = parser.parse_args()
     folder = options.folder.resolve()
+    if options.walk and folder.name != "living":
+        parser.error("--walk needs a FOLDER named living")  # before minutes of work
     try:
         build(options.model, folder)
         if options.walk:
@@ -350,6 +352,8 @@ def main() -> None:
         f"{folder}: {size / 1e6:.1f} MB, for any static host. To see it here: python -m http.server"
     )
     print(f"--directory {folder.parent}, and then http://localhost:8000/{folder.name}/")
+    if options.walk:
+        print("The walk: http://localhost:8000/walk/")
 
 
 if __name__ == "__main__":

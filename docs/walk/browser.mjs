@@ -173,9 +173,8 @@ for (const [name, hash] of [["tour", ""], ["scores", "#stop=scores&layer=1&head=
   await ready(small);
   await shot(small, `phone-${name}`);
   if (name === "scores") {
-    await small.locator(".grid canvas").last().tap({ position: { x: 100, y: 100 } });
-    await small.click("#cell summary");
-    answer.tapped = await text(small, "#cell-title");
+    await then(small, () => small.locator(".grid canvas").last().tap({ position: { x: 100, y: 100 } }));
+    answer.tapped = await text(small, "#cell"); // the formula, too: it opens
     await shot(small, "phone-cell");
   }
   answer.wider.push(await small.evaluate(() => document.documentElement.scrollWidth - innerWidth));

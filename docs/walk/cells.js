@@ -62,8 +62,9 @@ export const WAYS = {
   },
   add: ({ value, row, col, inputs }) => {
     const parts = inputs.map((input) => input.at(row, col));
+    const [one, other] = inputs.map(({ title }) => `“${title}”`);
     const math = `${shown(parts[0])} + ${factor(parts[1])} = ${shown(value)}`;
-    return { lines: [{ say: "The two numbers at the same place are added.", math }], parts, from: () => [[row, row], [col, col]] };
+    return { lines: [{ say: `The number of ${one} and the number of ${other} at the same place are added.`, math }], parts, from: () => [[row, row], [col, col]] };
   },
   norm: ({ value, row, col, inputs: [x], net, weight }) => {
     const { D } = net.sizes;
@@ -79,12 +80,12 @@ export const WAYS = {
   },
   linear: ({ value, t, own, shownRow, inputs: [x], net, weight, op }) => {
     const { data, cols } = net.tensors.get(`${weight}.weight`);
-    const terms = Array.from({ length: cols }, (_, i) => product(x.whole(t, i), data[own * cols + i]));
+    const terms = Array.from({ length: cols }, (_, i) => product(x.whole(t, i), data[own * cols + i], ` [${i}]`));
     const bias = net.tensors.get(`${weight}.bias`).data[own];
     const sum = total(values(terms));
     const together = x.heads > 1 ? `, all ${x.heads} heads together,` : "";
     const lines = [
-      { say: `This row of “${x.title}”${together} has ${cols} numbers. Each is multiplied by a learned number, and all are added up.`, math: sumText(terms, sum) },
+      { say: `This row of “${x.title}”${together} has ${cols} numbers. Each is multiplied by a learned number, and all are added up. The largest come first; [ ] says which.`, math: sumText(terms, sum) },
       { say: "Then a learned number is added, the bias.", math: `${shown(sum)} + ${factor(bias)} = ${shown(sum + bias)}` },
     ];
     if (op === "relu") lines.push({ say: "What is below 0 becomes 0.", math: `max(0, ${shown(sum + bias)}) = ${shown(value)}` });
@@ -92,11 +93,11 @@ export const WAYS = {
   },
   dot: ({ value, row, col, inputs: [query, key], net }) => {
     const { d_k } = net.sizes;
-    const terms = Array.from({ length: d_k }, (_, d) => product(query.at(row, d), key.at(col, d)));
+    const terms = Array.from({ length: d_k }, (_, d) => product(query.at(row, d), key.at(col, d), ` [${d}]`));
     const sum = total(values(terms));
     const lines = [
-      { say: `The query of ${quoted(query.rows[row])} and the key of ${quoted(key.rows[col])} have ${d_k} numbers each. They are multiplied one by one, and added up.`, math: `q · k = ${sumText(terms, sum)}` },
-      { say: "Divided by √d_k, so that scores don't grow with the length of the vectors.", math: `${shown(sum)} ÷ √${d_k} = ${shown(value)}` },
+      { say: `The query of ${quoted(query.rows[row])} and the key of ${quoted(key.rows[col])} have ${d_k} numbers each. They are multiplied one by one, and added up. The largest products come first; [ ] says which of the ${d_k}.`, math: `q · k = ${sumText(terms, sum)}` },
+      { say: `Divided by √d_k. Longer vectors make larger sums, and with large scores softmax would give nearly all to one piece.`, math: `${shown(sum)} ÷ √${d_k} = ${shown(value)}` },
     ];
     return { lines, parts: values(terms), over: Math.sqrt(d_k), from: (i) => [i ? [col, col] : [row, row], null] };
   },

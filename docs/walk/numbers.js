@@ -25,7 +25,7 @@ const ABOUT = {
   scores: ["scores", "How well each query (row) fits each key (column)."],
   masked: ["masked scores", "The same scores, with −∞ where a place may not look."],
   weights: ["weights", "How much each row looks at each column: shares of 1."],
-  mix: ["mix", "What each place takes home: the values, mixed by its shares."],
+  mix: ["mix", "What each place gets: the values, mixed by its shares."],
   out: ["output", "What the step adds to its input."],
   residual1: ["sums", "Input plus output: a residual connection."],
   hidden: ["hidden", "F numbers for each place; what was below 0 is 0."],

@@ -176,7 +176,7 @@ export const STOPS = [
   {
     id: "cross",
     title: "The decoder looks at the source",
-    say: "Now the written side asks and the German side answers: queries from the decoder, keys and values from the memory.",
+    say: "Now the written side asks and the German side answers: queries from the decoder, keys and values from the memory. The last row leads to the next token.",
     side: "decoder",
     picks: { ...HEAD, step: true },
     chapter: heads("one-class-three-uses"),

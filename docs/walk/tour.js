@@ -15,10 +15,10 @@ export const TOUR = [
   {
     title: "One question",
     state: here("choice", ["probabilities", 0, 0]),
-    text: ({ numberAt, percent, words }) => [
+    text: ({ labelAt, numberAt, percent, words }) => [
       [
-        `The German word “trägt” can mean “carries” or “wears”. The model has written “A man is”, and now chooses “${words.tgtPieces[3]}”. `,
-        `It gives it ${percent(numberAt("probabilities", 0, 0))}, and “wearing” only ${percent(numberAt("probabilities", 1, 0))}. Why?`,
+        `The model translates “${SENTENCE}” The word “trägt” can mean “carries” or “wears”. The model has written “A man is”, and now chooses “${words.tgtPieces[3]}”. `,
+        `It gives it ${percent(numberAt("probabilities", 0, 0))}, and “${labelAt("probabilities", 1)}” only ${percent(numberAt("probabilities", 1, 0))}. Why?`,
       ],
       ["We follow the numbers from the beginning. Press any number on the way, and you see how it was made. Leave the tour when you like, and walk with a sentence of your own."],
     ],
@@ -39,7 +39,7 @@ export const TOUR = [
     ],
   },
   {
-    title: "Three questions for each piece",
+    title: "Three vectors for each piece",
     state: here("qkv", ["encoder.0.self.query", CARRIES, 0]),
     text: () => [
       ["In attention each piece looks at the others. For this it makes three short vectors. Its query says what it looks for. Its key says what it has to offer. Its value is what it gives to whoever looks."],
@@ -62,17 +62,17 @@ export const TOUR = [
     ],
   },
   {
-    title: "The news arrives",
+    title: "The values are mixed",
     state: here("mix", ["encoder.0.self.mix", CARRIES, 0]),
     text: () => [
-      ["Each piece now takes the values of the others, as much of each as its shares say. So the row of “trägt” now carries something from “Korb”."],
+      ["Each piece now takes the values of the others, as much of each as its shares say. So the row of “trägt” now has something from “Korb” in it."],
     ],
   },
   {
     title: "Added, not replaced",
     state: here("residual", ["encoder.0.residual1", CARRIES, 0]),
     text: () => [
-      ["What the heads found is added to the vector that was there before. It replaces nothing."],
+      ["What the heads found is added to the vector that was there before: a residual connection. It replaces nothing."],
       ["The next box, feed-forward, works on each piece alone. Three such layers follow one another. Their result is the memory: all that the decoder will know of the German."],
     ],
   },
@@ -80,17 +80,21 @@ export const TOUR = [
     title: "English looks at German",
     state: here("cross", ["decoder.2.cross.weights", 3, BASKET], { layer: 2, head: 1 }),
     text: ({ press }) => [
-      ["The decoder has read “A man is”. Its last row asks the memory: which German piece matters now? ", press("This head gives “Korb” the share", "weights", 3, BASKET), "."],
+      ["The decoder has read “A man is”. Its last row, “is”, leads to the next token, and asks the memory: which German piece matters now? In this head ", press("“Korb” gets", "weights", 3, BASKET), " of the whole."],
       ["Head 2 of the third layer brings the thing that is carried to the place where the verb is chosen. Others look elsewhere: head 3 looks at “trägt”."],
     ],
   },
   {
     title: "The choice",
     state: here("choice", ["probabilities", 0, 0]),
-    text: ({ numberAt, percent, words, go }) => [
-      [`Every piece of the vocabulary gets a score, and softmax makes shares of them. “${words.tgtPieces[3]}” has ${percent(numberAt("probabilities", 0, 0))}: it is written.`],
-      ["Does the basket decide? Change it and see: ", go(OTHER, { sentence: OTHER, step: 3, stop: "choice" }), " ", go(SENTENCE, { sentence: SENTENCE, step: 3, stop: "choice" })],
-      ["Now walk alone: your own sentence, another token, any stop of the map."],
-    ],
+    text: ({ labelAt, numberAt, percent, shown, words, go }) => {
+      const more = numberAt("logits", 0, 0) - numberAt("logits", 1, 0);
+      return [
+        [`Every piece of the vocabulary gets a score, its logit, and softmax makes shares of them. “${words.tgtPieces[3]}” has ${percent(numberAt("probabilities", 0, 0))}: it is written.`],
+        [`Its score is larger than that of “${labelAt("logits", 1)}” by ${shown(more)}. So it is e^${shown(more)} = ${shown(Math.exp(more))} times as likely.`],
+        ["Does the basket decide? Change this one word and see: ", go(OTHER, { sentence: OTHER, step: 3, stop: "choice" }), " ", go(SENTENCE, { sentence: SENTENCE, step: 3, stop: "choice" })],
+        ["Now walk alone: your own sentence, another token, any stop of the map."],
+      ];
+    },
   },
 ];

@@ -135,7 +135,8 @@ async function showHeads(stale) {
 
 /** A new stop is seen from its beginning. */
 function arrive() {
-  if (at("stage").getBoundingClientRect().top < 0) at("stage").scrollIntoView();
+  const { top } = at("stage").getBoundingClientRect();
+  if (top < 0 || (page.toTitle && top > innerHeight / 2)) at("stage").scrollIntoView();
   if (page.toTitle) at("title").focus({ preventScroll: true });
   page.toTitle = false;
 }
@@ -183,7 +184,7 @@ function showPlan() {
   }
   at("plan").querySelector("summary").textContent = `Map: stop ${number + 1} of ${STOPS.length}`;
   at("plan").querySelector(".written").textContent = `“${isolated(page.words.tgtPieces[state.step])}”`;
-  for (const [id, i, before, after] of [["previous", number - 1, "← ", ""], ["next", number + 1, "", " →"]]) {
+  for (const [id, i, before, after] of [["previous", number - 1, "← ", ""], ["next", (number + 1) % STOPS.length, "", " →"]]) {
     at(id).hidden = !STOPS[i];
     if (!STOPS[i]) continue;
     at(id).href = to(i);
@@ -221,27 +222,26 @@ function picker([name, count]) {
 
 /** A cell was pressed: frame it at once; its formula follows. */
 function choose(cell) {
+  at("cell").open = true;
   page.heats.forEach((heat) => heat.view.name === cell.tensor && heat.mark([cell.row, cell.col], []));
   go({ cell }, true);
 }
-
-const places = ({ rows, cols, row, col }) => ({ rows: rows ?? [row, row], cols: cols ?? [col, col] });
 
 /** The chosen cell: its formula, what made it, what it makes. */
 function showCell(cell) {
   const areas = [...cell.madeFrom.map((one) => ({ ...one, made: true })), ...cell.makes.map((one) => ({ ...one, made: false }))];
   for (const heat of page.heats) {
     const own = heat.view.name === cell.tensor;
-    const here = areas.filter(({ tensor }) => tensor === heat.view.name).map((one) => ({ ...places(one), made: one.made }));
-    heat.mark(own ? [cell.row, cell.col] : null, here);
+    heat.mark(own ? [cell.row, cell.col] : null, areas.filter(({ tensor }) => tensor === heat.view.name));
     if (own && page.bring) heat.figure.scrollIntoView({ block: "nearest" });
   }
   page.bring = false;
   at("cell-title").textContent = `${cell.title} = ${shown(cell.value)}`;
   const line = ({ say, math }) => [element("p", { text: say }), ...(math ? [element("p", { class: "math", text: math })] : [])];
+  at("moves").parentElement.scrollTop = 0;
   at("cell-lines").replaceChildren(...cell.lines.flatMap(line));
   const links = [[true, "Made from"], [false, "It makes"]].map(([made, words]) => {
-    const some = areas.filter((one) => one.made === made && (one.stop || isHere(one)));
+    const some = areas.filter((one) => one.made === made);
     const label = element("span", { class: made ? "solid" : "dashed", text: words });
     return some.length ? element("p", { class: "links" }, label, ...some.map(areaLink)) : "";
   });
@@ -250,18 +250,15 @@ function showCell(cell) {
   showCode().catch(giveUp);
 }
 
-const isHere = ({ tensor }) => page.stop.views.some(({ name }) => name === tensor);
-
 /** A button that goes to the numbers of an area: on this stage, or at the stop that makes them. */
-function areaLink({ tensor, title, stop, layer, head, cell, ...area }) {
-  const { row, col } = cell ?? { row: area.rows[0], col: area.cols[0] };
-  const here = isHere({ tensor });
+function areaLink({ tensor, title, stop, layer, cell }) {
+  const here = page.stop.views.some(({ name }) => name === tensor);
   const number = STOPS.findIndex(({ id }) => id === stop) + 1;
   const button = element("button", { type: "button", text: here ? title : `${title} (stop ${number})` });
-  const place = here ? {} : { stop, layer: layer ?? state.layer, head: head ?? state.head };
+  const place = here ? {} : { stop, layer: layer ?? state.layer };
   button.addEventListener("click", () => {
     page.bring = true;
-    go({ ...place, cell: { tensor, row, col } });
+    go({ ...place, cell: { tensor, ...cell } });
   });
   return button;
 }
@@ -293,6 +290,7 @@ function showTour() {
   at("tour-title").textContent = stop.title;
   const viewOf = (name) => page.stop.views.find((view) => view.name.endsWith(name));
   const numberAt = (name, row, col) => viewOf(name).data[row * viewOf(name).cols + col];
+  const labelAt = (name, row) => viewOf(name).rowLabels[row];
   const press = (text, name, row, col) => {
     const view = viewOf(name);
     const button = element("button", { type: "button", class: "press", text: `${text} ${shown(numberAt(name, row, col))}` });
@@ -307,7 +305,7 @@ function showTour() {
     button.addEventListener("click", () => go(changes));
     return button;
   };
-  const parts = stop.text({ words: page.words, numberAt, press, go: goes, percent });
+  const parts = stop.text({ words: page.words, labelAt, numberAt, press, go: goes, percent, shown });
   at("tour-text").replaceChildren(...parts.map((part) => element("p", {}, ...part)));
   at("tour-back").disabled = state.tour === 1;
   at("tour-leave").hidden = state.tour === TOUR.length;
@@ -343,6 +341,7 @@ function setUp() {
   at("table").addEventListener("toggle", showTable);
   at("code").addEventListener("toggle", () => showCode().catch(giveUp));
   for (const id of ["previous", "next"]) at(id).addEventListener("click", () => (page.toTitle = true));
+  at("plan").addEventListener("click", ({ target }) => (page.toTitle = narrow.matches && Boolean(target.closest("a"))));
   const copy = at("code").querySelector("button");
   copy.addEventListener("click", async () => {
     await navigator.clipboard.writeText(at("code").querySelector("pre").textContent);
