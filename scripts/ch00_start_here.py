@@ -206,7 +206,7 @@ titled(
 )
 
 # %% [markdown]
-# The heads don't agree. Of the 24, 13 look at the verb most, and 6 at the basket; we chose four that differ. The last looks mostly at the end: perhaps it rests there ([chapter 15](ch15_looking_inside.ipynb) asks).
+# The heads don't agree. Of the 24, 13 look at the verb most, and 6 at the basket; we chose four that differ. The last looks mostly at the end: perhaps it rests there ([chapter 15](ch15_looking_inside.ipynb) asks). On the site, the page *See it think* (`/walk/`) shows every number between, for your own sentence and with a better model.
 #
 # ## Where does the meaning sit?
 #
