@@ -398,7 +398,7 @@ print(f"{logits.numel():,} logits, from {logits.min():.1f} to {logits.max():.1f}
 print(f"largest difference from Qwen3's, here or on record: {gap:.0e}")
 
 # %% [markdown]
-# Where `transformers` is installed, as on Colab, the cell compares; elsewhere it shows the difference on record. The library computes norms and angles in 32 bits; in 64, less than $10^{-12}$ is left (`make audit` tests it). (The released Qwen3 turns with the base 1,000,000 instead of 10,000.)
+# Where `transformers` is installed, as on Colab, the cell compares; elsewhere it shows the difference on record. The library computes norms and angles in 32 bits; in 64, less than $10^{-12}$ of difference is left (`make audit` tests it). (The released Qwen3 turns with the base 1,000,000 instead of 10,000.)
 #
 # ### A case: two layouts
 #
@@ -562,7 +562,7 @@ figures.rates_chart(
 )
 
 # %% [markdown]
-# At a rate of 0.04 the model without QK-norm is 0.26 nats worse. The largest weight is 0.90, with QK-norm 0.27. (From this token, the end mark, nothing is predicted.) At 0.005 and 0.01 the loss without QK-norm is no higher, and 0.02 is the best rate of both models. So QK-norm allows no higher rate here, but a rate that is too high harms less. RMSNorm and SwiGLU don't do this: with LayerNorm or ReLU the loss at 0.04 is no higher.
+# At a rate of 0.04 the model without QK-norm is 0.26 nats worse. The largest weight is 0.90, with QK-norm 0.27. (It is the end mark's weight; nothing is predicted there.) At 0.005 and 0.01 the loss without QK-norm is no higher, and 0.02 is the best rate of both models. So QK-norm allows no higher rate here, but a rate that is too high harms less. RMSNorm and SwiGLU don't do this: with LayerNorm or ReLU the loss at 0.04 is no higher.
 #
 # **Predict.** Zeroed outputs let a tied model begin with the wrong word. What do they do to an untied one, and to one with a small table?
 
@@ -697,7 +697,7 @@ for row, rival in OF_THIS_CHAPTER.items():
     print(verdict_line(row, judged[row], rival))
 
 # %% [markdown]
-# The record's nineteen rows are tested together; an interval is its row's alone.
+# The record's nineteen comparisons are tested together; each interval stands alone.
 #
 # - **Rotary positions** gain 3.0 BLEU.
 # - **Zeroed outputs** cost 2.4, with tied tables.
