@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 22 · Today's block
 #
-# After this chapter you can read the code of a current language model: you will have written one in sixty lines, compared it with a library's, and tried what its parts do when the learning rate is too high.
+# After this chapter you can read the code of a current language model: you will have written one in sixty lines, compared it with a library's, and tried its parts at too high a learning rate.
 #
 # | | |
 # |---|---|
@@ -83,7 +83,7 @@ torch.set_default_dtype(torch.float64)
 # | Xavier's start for every matrix | zeroed outputs (2019) | training without norms |
 # | Adam | Muon (2024) | fewer steps |
 #
-# Llama 3 has RMSNorm, SwiGLU, rotary positions and grouped queries. Qwen3 adds QK-norm. We build Qwen3's block, and compare it with a library's. Then we ask what *steadier* means: which part helps when the learning rate is too high?
+# Llama 3 has RMSNorm, SwiGLU, rotary positions and grouped queries. Qwen3 adds QK-norm. We build Qwen3's block, compare it with a library's, and ask which part helps when the learning rate is too high.
 
 # %%
 figures.todays_block()
@@ -132,11 +132,11 @@ for norm in (LayerNorm(16, eps=0.0), RMSNorm(16, eps=0.0)):
     print("{}: 3 * x moves it by {:.2f}, x + 3 by {:.2f}".format(type(norm).__name__, *moved))
 
 # %% [markdown]
-# Neither norm notices a longer vector. RMSNorm notices the shift; LayerNorm centres it away.
+# Neither norm notices a longer vector (here ε = 0). RMSNorm notices the shift; LayerNorm centres it away.
 #
 # ## SwiGLU
 #
-# > **In short.** ReLU lets a hidden unit through or stops it. In SwiGLU a *gate*, learned from the same input, decides how much of the unit passes.
+# > **In short.** ReLU lets a hidden unit through or stops it. SwiGLU multiplies the unit by a *gate*, computed from the same input.
 #
 # [Shazeer (2020)](https://arxiv.org/abs/2002.05202) widens $x$ by two maps. One of them, passed through $\mathrm{SiLU}(z) = z\,\sigma(z)$, is the gate of the other:
 #
@@ -165,7 +165,7 @@ class SwiGLU(nn.Module):
 
 
 # %% [markdown]
-# PyTorch has `F.glu`, whose gate is $\sigma(z)$. Times $z$ it is ours.
+# PyTorch's `F.glu` has the gate $\sigma(z)$; its result times $z$ is ours.
 
 # %%
 layer = SwiGLU(16, 24)
@@ -175,9 +175,9 @@ torch.testing.assert_close(layer(x), layer.contract(z * F.glu(torch.cat((unit, z
 # %% [markdown]
 # ## Rotary positions
 #
-# > **In short.** Don't add a position to the word. Turn its query and its key by an angle that grows with the position. Then a score sees only the *difference* of two positions.
+# > **In short.** Don't add a position to the word. Turn its query and key by an angle that grows with the position. Of two positions a score then sees only the *difference*.
 #
-# Rotary position embedding, or RoPE ([Su et al. 2021](https://arxiv.org/abs/2104.09864)), takes a head's $d$ features in pairs, each a point in a plane. At position $m$ pair $i$ is turned by the angle $m\omega_i$, with $\omega_i = 10000^{-2i/d}$: chapter 3's frequencies. Here is one pair of a query and a key. **Predict.** Both words move five places on. What happens to the angle between the arrows, and so to the score?
+# Rotary position embedding, or RoPE ([Su et al. 2021](https://arxiv.org/abs/2104.09864)), takes a head's $d$ features in pairs, each a point in a plane. At position $m$ pair $i$ is turned by the angle $m\omega_i$, with $\omega_i = 10000^{-2i/d}$: chapter 3's frequencies. We draw one pair of a query's features and one of a key's. **Predict.** Both words move five places on. What happens to the angle between the arrows, and so to the score?
 
 # %%
 text = {"query at 4, key at 1": (4, 1), "query at 9, key at 6": (9, 6)}
@@ -225,7 +225,7 @@ for start in (1, 10, 200):  # the whole text moves, and no score changes
 # %% [markdown]
 # ## Grouped queries
 #
-# > **In short.** A decoder keeps a key and a value for each token, head and layer. Let several heads share one key and one value, and that memory shrinks.
+# > **In short.** A decoder keeps a key and a value for each token, head and layer. If several heads share one key and value, that memory shrinks.
 #
 # In grouped-query attention ([Ainslie et al. 2023](https://arxiv.org/abs/2305.13245)) G heads of keys and values serve H heads of queries. A token then costs $2Gd$ numbers per layer instead of $2Hd$. (G = 1 is *multi-query* attention, [Shazeer 2019](https://arxiv.org/abs/1911.02150).)
 
@@ -235,18 +235,18 @@ figures.shared_heads_chart(h=4, groups=2)
 # %% [markdown]
 # ## QK-norm
 #
-# > **In short.** Queries and keys can grow in training until softmax sees only one word. Normalise both, and the scores stay bounded.
+# > **In short.** Queries and keys can grow in training until softmax sees only one word. Normalise both, and only learned scales can make scores large.
 #
 # [Dehghani et al. (2023)](https://arxiv.org/abs/2302.05442) put a LayerNorm on queries and keys; large models diverged without it. In Qwen3 each head's query and key pass through an RMSNorm before they are turned. Their lengths become $\sqrt d$ (if all $\gamma_i = 1$), and a turn keeps lengths. So by the Cauchy-Schwarz inequality
 #
 # $$ \frac{|q \cdot k|}{\sqrt d} \le \frac{\|q\|\,\|k\|}{\sqrt d} = \sqrt d $$
 #
-# Do scores really grow in training? We train with and without QK-norm below.
+# Learned $\gamma_i$ move this bound. Below we train with and without QK-norm.
 
 # %% [markdown]
 # ## Attention, written down
 #
-# `remember` makes what a cache keeps of new tokens. `look` lets queries attend to it. `forward` does both for a whole text at once. **Your turn.** Write the three.
+# `remember` makes the keys and values of new tokens. `look` lets queries attend to all that is kept. `forward` does both for a whole text. **Your turn.** Write the three.
 
 
 # %% tags=["yours"]
@@ -284,7 +284,7 @@ class Attention(nn.Module):
 
 
 # %% [markdown]
-# The twin is PyTorch's `scaled_dot_product_attention`. And a decoder, which reads token by token, must get the same outputs from its cache.
+# The twin is PyTorch's `scaled_dot_product_attention`. A decoder, which reads token by token, must get the same outputs from its cache.
 
 
 # %%
@@ -313,7 +313,7 @@ print(f"kept of a token: {k[0, :, 0].numel() + v[0, :, 0].numel()} numbers; chap
 # %% [markdown]
 # ## The block, and a language model
 #
-# > **In short.** Norm, attention, sum; norm, SwiGLU, sum. That is the block. A language model is a table, a stack of blocks, a norm and the table again.
+# > **In short.** Norm, attention, sum; norm, SwiGLU, sum. That is the block. A language model is an embedding table, a stack of blocks, a norm and the table again.
 
 
 # %% tags=["yours"]
@@ -359,7 +359,7 @@ class LanguageModel(nn.Module):
 
 
 # %% [markdown]
-# That is the whole model: six definitions, sixty lines without docstrings. It should be Qwen3. With the same random weights, Hugging Face's `transformers` must give the same logits. Our parameters stand in the library's order, so a `zip` copies them.
+# The model has six definitions, sixty lines without docstrings, and uses attention from chapters 1 and 2. With the same random weights, Qwen3 in Hugging Face's `transformers` must give the same logits. Our parameters stand in the library's order, so `zip` copies them.
 
 
 # %%
@@ -398,11 +398,11 @@ print(f"{logits.numel():,} logits, from {logits.min():.1f} to {logits.max():.1f}
 print(f"largest difference from Qwen3's, here or on record: {gap:.0e}")
 
 # %% [markdown]
-# Where `transformers` is installed, as on Colab, the cell compares; elsewhere it shows the difference on record. It comes from the library, which computes norms and angles in 32 bits. With 64 bits there, too, less than $10^{-12}$ is left (`make audit` tests it). (The released Qwen3 turns with the base 1,000,000 instead of 10,000.)
+# Where `transformers` is installed, as on Colab, the cell compares; elsewhere it shows the difference on record. The library computes norms and angles in 32 bits; in 64, less than $10^{-12}$ of difference is left (`make audit` tests it). (The released Qwen3 turns with the base 1,000,000 instead of 10,000.)
 #
 # ### A case: two layouts
 #
-# The paper pairs neighbours, features $2i$ and $2i + 1$. Libraries pair $i$ with $i + d/2$. **Predict.** Which of our checks would notice the exchange: the shift of the text, the cache, or the comparison with Qwen3?
+# The paper and Meta's Llama pair neighbours, features $2i$ and $2i + 1$. Hugging Face pairs $i$ with $i + d/2$. **Predict.** Which of our checks would notice the exchange: the shift of the text, the cache, or the comparison with Qwen3?
 
 
 # %%
@@ -421,11 +421,11 @@ gap = (pairs - rotated(q) @ rotated(k).mT).abs().max()  # … and another functi
 print(f"the other layout: scores move by up to {gap:.1f}, of {pairs.abs().max():.1f}")
 
 # %% [markdown]
-# Only the comparison. Each layout is right by itself. But weights of one, run with the other, give nonsense without an error. Exercise 2 carries weights over.
+# Only the comparison notices it, since each layout is right by itself. But weights of one give wrong scores in the other, without an error. Exercise 2 carries them over.
 #
 # ## Outputs that begin at zero
 #
-# > **In short.** Start each sublayer's last matrix at zero. Then every fresh block passes its input on unchanged.
+# > **In short.** Start each sublayer's last matrix at zero. Then a fresh block passes on its input unchanged.
 #
 # A sublayer adds $f(x)W$ to $x$. Fixup ([Zhang et al. 2019](https://arxiv.org/abs/1901.09321)) starts with $W = 0$. $W$ can still learn: its gradient is $f(x)^\top$ times the gradient that arrives.
 
@@ -439,7 +439,7 @@ def zero_outputs(model: LanguageModel) -> None:
 
 
 # %% [markdown]
-# What does such a model say before any training? A fresh block passes on the word itself. If the generator is the table (*tied*), the word's own row fits best. We try tied tables, untied ones, and a tied table of small numbers. **Predict.** How much probability does each give to the word that it has just read?
+# What does such a model expect before training? Its blocks pass on the word itself. If the generator is the table (*tied*), the word's own row fits best. We try tied tables, untied ones, and a tied table of small numbers. **Predict.** How much probability does each give to the word just read?
 
 
 # %%
@@ -471,13 +471,13 @@ print("; ".join(f"{name}: {p:.1%}" for name, p in own.items()))
 assert own.pop("zeroed") > 10 * max(own.values())
 
 # %% [markdown]
-# Only the zeroed model with a tied table expects the word just read, again. Training must first undo that. With untied tables, or a small one, the guess stays nearly even (0.1% to 0.3%).
+# Only the zeroed model whose tied table isn't small expects the same word again. Training must first undo that. The others with zeroed outputs guess nearly evenly (0.1% to 0.3%).
 #
 # ## Which part makes training steadier?
 #
-# > **In short.** Train a small model at four learning rates, of which the last is too high. Take one part back to 2017 and train again. At the high rate, does the loss get worse, and does attention see one word only?
+# > **In short.** Train a small model at four learning rates, the last too high. Take one part back to 2017 and train again. Is the loss at the high rate worse? Does attention see only one word?
 #
-# [Wortsman et al. (2023)](https://arxiv.org/abs/2309.14322) ask this of QK-norm. Our small model reads the sample corpus's English captions. **Predict.** Which exchange costs most at the high rate? And how large does the last token's largest attention weight become?
+# [Wortsman et al. (2023)](https://arxiv.org/abs/2309.14322) ask this of QK-norm. Our small model reads the sample corpus's English captions. **Predict.** Which exchange costs most at the high rate? And how large does the end mark's largest attention weight become?
 
 # %%
 TAKEN_BACK = ("Qwen3", "no QK-norm", "LayerNorm", "ReLU")
@@ -538,7 +538,7 @@ assert (at_high.loc["no QK-norm"] > at_high.loc["Qwen3"]).all()
 table.round(2)
 
 # %% [markdown]
-# Each of these is one run. Eight seeds are on record ([`block-rates.json`](../results/block-rates.json), `python -m scripts.studies.block_rates --save`).
+# These are single runs. Eight seeds are on record ([`block-rates.json`](../results/block-rates.json), `python -m scripts.studies.block_rates --save`).
 
 # %%
 runs = pd.DataFrame(load_record("block-rates")["runs"])
@@ -562,7 +562,7 @@ figures.rates_chart(
 )
 
 # %% [markdown]
-# At a rate of 0.04 the model without QK-norm loses 0.26 nats more, and its attention sees one word: the largest weight is 0.90, with QK-norm 0.27. At 0.005 and 0.01 its loss is no higher. So QK-norm allows a higher rate: steadier training, as claimed. RMSNorm and SwiGLU don't do this here: with LayerNorm or ReLU the loss at 0.04 is no higher.
+# At a rate of 0.04 the model without QK-norm is 0.26 nats worse. The largest weight is 0.90, with QK-norm 0.27. (It is the end mark's weight; nothing is predicted there.) At 0.005 and 0.01 the loss without QK-norm is no higher, and 0.02 is the best rate of both models. So QK-norm allows no higher rate here, but a rate that is too high harms less. RMSNorm and SwiGLU don't do this: with LayerNorm or ReLU the loss at 0.04 is no higher.
 #
 # **Predict.** Zeroed outputs let a tied model begin with the wrong word. What do they do to an untied one, and to one with a small table?
 
@@ -574,13 +574,13 @@ for name, zeroed in ZEROED.items():
     print(f"{name}: {best[name]:.2f} nats, with zeroed outputs {best[zeroed]:.2f}")
 
 # %% [markdown]
-# Each at the best of its four rates, zeroed outputs cost the tied model 0.28 nats. They help where the first guess is even: 0.28 nats with untied tables, 0.33 with a small one. So it is the wrong first word that harms.
+# With each model at its best rate, zeroed outputs cost the tied one 0.28 nats. They help where the first guess is even: 0.28 nats with untied tables, 0.33 with a small one. This points to the wrong first word.
 #
 # ## Muon
 #
 # > **In short.** A gradient matrix has a few strong directions and many weak ones. Gradient descent steps mostly along the strong ones. Adam evens out single numbers; Muon evens out directions.
 #
-# Every matrix is a sum $U\Sigma V^\top = \sum_i \sigma_i u_i v_i^\top$, in which the $u_i$ are perpendicular unit vectors, and so are the $v_i$. The *singular value* $\sigma_i \ge 0$ says how strongly the matrix acts in direction i. Muon ([Jordan et al. 2024](https://kellerjordan.github.io/posts/muon/)) takes the running average of a weight's gradients. Its step is $UV^\top$, times a factor for its shape: the same directions with equal strength. No decomposition is needed. Since $(XX^\top)X = U\Sigma^3 V^\top$, an odd polynomial changes the singular values and leaves $U$ and $V$ alone. This one brings the values near 1 in five rounds:
+# Every matrix is a sum $U\Sigma V^\top = \sum_i \sigma_i u_i v_i^\top$, in which the $u_i$ are perpendicular unit vectors, and so are the $v_i$. The *singular value* $\sigma_i \ge 0$ says how strongly the matrix acts in direction i. Muon ([Jordan et al. 2024](https://kellerjordan.github.io/posts/muon/)) steps by the $UV^\top$ of the gradients' running average, times a factor for its shape: the same directions with equal strength. No decomposition is needed. Since $(XX^\top)X = U\Sigma^3 V^\top$, an odd polynomial changes only the singular values. This one brings all but tiny ones near 1 in five rounds:
 #
 # $$ X \leftarrow 3.4445\,X - 4.7750\,(XX^\top)X + 2.0315\,(XX^\top)^2X $$
 
@@ -629,13 +629,13 @@ cosine, part = (Vh[-1] @ unseen).abs(), layer.sublayer[2].norm.bias @ unseen
 print(f"cosine of the last direction and 1/γ: {cosine:.4f}; every y's part along it: {part:.2f}")
 
 # %% [markdown]
-# Muon is for matrices inside the layers; embeddings, norms and biases stay with Adam. [`optimizers.py`](../scripts/core/optimizers.py) has the whole optimizer.
+# Muon is for matrices inside the layers; embeddings, norms and biases stay with Adam. [`optimizers.py`](../scripts/core/optimizers.py) has all of it.
 #
 # ## On record
 #
-# > **In short.** In the BLEU of a translator, rotary positions and Muon are ahead of 2017's block, and zeroed outputs are behind.
+# > **In short.** By a translator's BLEU, rotary positions and Muon beat 2017's block; zeroed outputs lose to it.
 #
-# [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save`) has chapter 19's translator (tied tables, three passes over Multi30k) with one of these parts, or with all (*today*, with zeroed outputs). A sweep gave each row its rate, with one seed for each point; three other seeds count. Muon's rate and Adam's, for the tables, move together.
+# [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save`) has chapter 19's translator (tied tables, three passes over Multi30k). *2017* already has the norm before each sublayer; other rows change one part, *today* all but Muon. A sweep with one seed chose each row's rate; three other seeds count. Muon's rate and Adam's move together.
 
 # %%
 OF_THIS_CHAPTER = {  # each row, and the one that it has to beat
@@ -697,24 +697,24 @@ for row, rival in OF_THIS_CHAPTER.items():
     print(verdict_line(row, judged[row], rival))
 
 # %% [markdown]
-# All nineteen rows of the record are tested together.
+# The record's nineteen comparisons are tested together; each interval stands alone.
 #
 # - **Rotary positions** gain 3.0 BLEU.
 # - **Zeroed outputs** cost 2.4, with tied tables.
-# - **The block** with zeroed outputs (*today*) is 1.4 below rotary positions alone (not tested). With outputs that begin at random it gains 2.5, with Muon 5.5.
-# - **RMSNorm, SwiGLU, QK-norm, grouped and multi-query attention:** no difference is detected. That they lose nothing isn't shown either: each interval is 1.7 BLEU wide.
+# - ***Today***, with zeroed outputs, is 1.4 below rotary positions alone (not tested). Without zeroing it gains 2.5; with zeroing and Muon, 5.5.
+# - **RMSNorm, SwiGLU, QK-norm, grouped and multi-query attention:** no difference is detected. Equality isn't shown either: each interval is 1.7 BLEU wide.
 #
 # ## Summary
 #
 # - RMSNorm is LayerNorm without centring and shift. SwiGLU gates one map of the input by another.
 # - Rotary positions turn queries and keys, so a score sees only the difference of positions.
-# - Grouped queries shrink the cache. QK-norm bounds the scores.
-# - At a high rate and without QK-norm attention comes to see one word, and the loss is worse. With it the rate may be higher.
-# - Zeroed outputs make a fresh block the identity. In our small model they harm if it then expects the word just read, and help otherwise. Muon makes a step's singular values nearly equal.
+# - Grouped queries shrink the cache.
+# - QK-norm bounds the scores, up to learned scales. It makes too high a rate less harmful.
+# - Zeroed outputs make a fresh block the identity. In our small models they harm where this makes the model expect the word just read, and help elsewhere. Muon makes a step's singular values nearly equal.
 #
 # ## What these papers did that we don't
 #
-# They judged these parts in larger models, trained for longer. Which part steadies our translators remains open.
+# They judged these parts in larger models, trained for longer. What steadies our translators remains open.
 #
 # ## Exercises
 #
@@ -740,7 +740,7 @@ check(shared_heads)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# You have weights trained with the paper's layout (`rotated_in_pairs`). Give the query's or key's weight (D, D) with its rows in another order, so that `rotated` makes the same scores with h heads. (`solution("half_layout")` shows ours.)
+# A model was trained with the paper's layout (`rotated_in_pairs`). Reorder the rows of a query's or key's weight (D, D), so that `rotated` makes the same scores with h heads. (`solution("half_layout")` shows ours.)
 
 
 # %%
@@ -776,7 +776,7 @@ check(alibi_bias)
 #
 # <details><summary>An answer</summary>
 #
-# The attention weights already know the distance. Turned values would make the output depend on *where* in the text the words stand. A rotation keeps lengths, so with scales of 1 both orders agree. Learned scales Γ stretch each feature differently, and after the turn they would undo the property: $q^\top R_m^\top \Gamma_q \Gamma_k R_n k$ no longer depends on $n - m$ alone.
+# The attention weights already know the distance. Turned values would make the output depend on *where* the words stand. A rotation keeps lengths, so with scales of 1 both orders agree. Learned scales Γ after the turn would undo the property: $q^\top R_m^\top \Gamma_q \Gamma_k R_n k$ no longer depends on $n - m$ alone.
 #
 # </details>
 #
