@@ -75,7 +75,7 @@ from scripts.core.settings import PRESETS, TrainConfig, build_model, learning_ra
 #
 # > **In short.** The model goes 18 times through 29,000 captions, and noise becomes a translator.
 #
-# This repeats the training of chapter 0's translator, *the shipped model*, on one thread of a CPU, with each epoch's weights kept. The code is newer, so the bits differ. The settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU, from 0 to 100, counts the sequences of one to four words that translations share with references ([chapter 10](ch10_judging.ipynb)). **Predict.** The run's steps took 28 minutes. After how many minutes had it half of its final BLEU?
+# This repeats the training of chapter 0's translator, *the shipped model*, on one thread of a CPU, with each epoch's weights kept. The code is newer, so the bits differ. The settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU, from 0 to 100, counts the sequences of one to four words that translations share with references ([chapter 10](ch10_judging.ipynb)). **Predict.** The run's steps took 28 minutes. After how many minutes did it have half of its final BLEU?
 
 # %%
 record, epochs_record = load_record("multi30k-de-en"), load_record("epochs-multi30k")
@@ -96,13 +96,13 @@ title = "Half the BLEU comes in two epochs; in epoch 11 it falls, and both losse
 history_chart(history, title, case=11)
 
 # %% [markdown]
-# It had half after three minutes. (Both runs have one seed, so the same batches.) *Iglu* is in two training captions; this run doesn't learn it.
+# The run had half after three minutes. (Both runs have the same seed, so the same batches.) *Iglu* is in two training captions; this run doesn't learn it.
 #
 # ## The run
 #
 # > **In short.** Batches (chapter 7), model (4), training step (6), search (8): a run joins them, and knows how far it has come.
 #
-# With a GPU this notebook trains such a model; without one, a toy, for half a minute, on 1,200 captions of the sample corpus. The stored outputs are the toy's.
+# With a GPU this notebook trains such a model; without one it trains a toy, on 1,200 captions of the sample corpus. The stored outputs are the toy's.
 
 # %%
 gpu = torch.cuda.is_available()
@@ -211,7 +211,7 @@ content[-1] ^= 64  # one bit, of the last weight's exponent
 print("the last two weights:", safetensors.torch.load(bytes(content))["weights"][-2:].tolist())
 
 # %% [markdown]
-# It doesn't, and the model is worthless. A process that dies while it writes leaves half a file in place of a good one. Two habits help:
+# Loading doesn't complain, and the model is worthless. A process that dies while it writes leaves half a file in place of a good one. Two habits help:
 #
 # - **A checksum.** The file begins with the 32 bytes of a SHA-256 of all that follows: a line of JSON for plain numbers, then the tensors as safetensors packs them.
 # - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename: that replaces the old file in one moment. The rename guards against a process that dies, `fsync` against a power cut.
@@ -277,7 +277,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # The state also holds the history (it chooses the best epoch) and the sums of the epoch in progress.
 #
-# First comes a tiny run that nothing interrupts. It has dropout: without it nobody notices a forgotten generator.
+# First comes a tiny run that nothing interrupts. Without its dropout nobody notices a forgotten generator.
 
 
 # %%
@@ -394,7 +394,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert kept.half().equal(after_first), "epoch 1 translates best here"
 
 # %% [markdown]
-# It ends with the same bits as the run that never stopped. (On a GPU they differ: its dropout's generator isn't saved, and sums may change their order.) Now the toy, or with a GPU the real run. **Predict.** How many of 60 validation captions will the toy translate exactly?
+# The resumed run ends with the bits of the run that never stopped. (On a GPU they differ: its dropout's generator isn't saved, and sums may change their order.) Now the toy, or with a GPU the real run. **Predict.** How many of 60 validation captions will the toy translate exactly?
 
 # %%
 workplace = tempfile.TemporaryDirectory()
@@ -412,7 +412,7 @@ print((captions.translation == captions.reference).sum(), "exactly as in the ref
 captions[:4]
 
 # %% [markdown]
-# Ten. Others are broken, or read well and are wrong, as the baker who *can play a bottle*.
+# Ten are exact. Others are broken, or read well and are wrong: the baker *can play a bottle*.
 #
 # ## Killed in the middle
 #
@@ -461,7 +461,7 @@ with tempfile.TemporaryDirectory() as place:
         assert differs.any() == (kind is EmptyLoad)
 
 # %% [markdown]
-# The other seed matters: without it the empty `load` repeats the whole run from its seed, and ends with the same bits.
+# The other seed matters: without it the empty `load` repeats the whole run, and ends with the same bits.
 #
 # ### What if it forgets?
 #
@@ -517,7 +517,7 @@ victim.optimizer.step()
 print(f"without it {all_weights(victim).isfinite().sum()} of {len(before):,} survive")
 
 # %% [markdown]
-# Without a check none survive; two saves later both good states would be gone. Resumed, a run meets the same NaN: look at that batch, or start again with a lower rate.
+# Without a check none survive; two saves later both good states would be gone. A resumed run meets the same NaN: look at that batch, or start again with a lower rate.
 #
 # ## Which epoch to keep
 #
@@ -542,9 +542,9 @@ print(f"{split}, {len(sources):,} captions: BLEU {score:.1f}")
 # %% [markdown]
 # ## Case · Epoch 11
 #
-# > **In short.** BLEU falls by 3.7 points while both losses fall. Greedy outputs grow, some caught in loops; the loss reads only references, so never sees them.
+# > **In short.** BLEU falls by 3.7 while both losses fall. Greedy outputs grow, and more of them loop; the loss reads only references, so it never sees them.
 #
-# **Symptom.** In epochs 5 and 11 BLEU falls and outputs grow, to 1.12 and 1.16 of the references' length (`length_ratio`). `loops` counts outputs (of 1,014) that repeat a word or phrase four times in a row; `bleu_cut` is the BLEU with each loop cut after its first copy. `end_loss` is the unsmoothed validation loss at `</s>`.
+# **Symptom.** In epochs 5 and 11 BLEU falls and outputs grow, to 1.12 and 1.16 of the references' length (`length_ratio`). `loops` counts outputs (of 1,014) that repeat the same one to twelve tokens four times in a row; `bleu_cut` is the BLEU with each loop cut after its first copy. `end_loss` is the unsmoothed validation loss at `</s>`.
 
 # %%
 fall, chance = epochs_record["fall"], epochs_record["fall"]["difference"]
@@ -558,8 +558,8 @@ history.loc[[4, 5, 10, 11, 12], [*columns, "val_bleu", "shipped_bleu"]].round(2)
 #
 # - *Forgotten endings*: no. After a reference's words the model ends as surely as before (`end_loss`).
 # - *Chance of captions*: hardly. The interval is far from 0, though we chose the deepest of 17 changes.
-# - *Chance of this run*: no. The shipped run, on the same batches, has its deepest fall here, too: −3.2, and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json), −2.5. Three [GPU runs](../results/gpu-small-1.json), on other batches, never fall by more than 1.3.
-# - *Greedy decoding*: in part. A beam's BLEU falls by 1.1 only, but its outputs grow, too.
+# - *Chance within this seed*: no. The shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json), with the same batches and other bits, fall most here, too: by 3.2 and 2.5. Three [GPU runs](../results/gpu-small-1.json), on other batches, never fall by more than 1.3.
+# - *Greedy decoding*: in part. A beam's BLEU falls by only 1.1, but its outputs grow.
 #
 # Two are left:
 #
@@ -577,18 +577,18 @@ title = "Outputs grow and BLEU falls by 5 in 15 steps; five steps later it is ba
 fall_chart(fall, steady, title, start=start, end=end)
 
 # %% [markdown]
-# The output is caught in a loop. Cut outputs lose 1.5 BLEU of the table's 3.7 and 3.2 of the picture's 5.3: loops are about half of this fall. A cut helps where outputs are longer than references.
+# This output repeats nothing four times in a row, so `loops` doesn't count it. Exact loops are about half of this fall: cut outputs lose 1.5 BLEU of the table's 3.7, 3.2 of the picture's 5.3.
 #
-# Grey is BLEU's range at all measured steps but 245 to 255; at 250 and 255 BLEU is below it. The five marked steps hold the longest sentences of the epoch's last twenty: the *long steps*. (A batch's targets are of similar length: chapter 7.)
+# At 250 and 255 BLEU is below the grey, its range outside steps 241 to 255. The five marked steps hold the longest sentences of the epoch's last twenty: the *long steps*. (A batch's targets are of similar length: chapter 7.)
 #
-# **Control.** Epoch 11 again, from the same state, in other orders, with three draws of dropout each. We look ten and five steps before the end, and at it.
+# **Control.** Epoch 11 again, from the same state, in other orders, with three draws of dropout each.
 #
 # - *As they came*: nothing moves.
-# - *Five others first*: steps 236 to 240 move to the start.
-# - *Three long steps late*: of the five, the two with the shortest sentences move to the start.
-# - *Others after the long steps*: the epoch's last nine steps change places with the nine before the long ones.
 # - *Long steps first*: all five move to the start.
-# - *Shuffled*: the other steps come in two random orders. The five are at the start (*first*), are steps 241 to 245 (*late*), or are followed by the epoch's own last nine (*late, own end*).
+# - *Others after the long steps*: the epoch's last nine steps change places with the nine before the long ones.
+# - *Five others first*: steps 236 to 240 move to the start.
+# - *Three long steps late*: the other two, with the shortest sentences, move to the start.
+# - *Shuffled*: the other steps come in two random orders. The five come first, late (as steps 241 to 245), or late with the epoch's own last nine after them (*own end*).
 #
 # **Predict.** In which panels does a curve end below the grey?
 
@@ -611,15 +611,15 @@ frame = pd.concat(map(pd.DataFrame, looks.values()), keys=looks, names=["length 
 frame.pivot_table("length_ratio", "length ratio", "step", sort=False).round(2)
 
 # %% [markdown]
-# **Culprit.** Three things together, with each draw of dropout:
+# **Culprit.** Three things together, with each draw of dropout (the table shows means):
 #
-# - *Long steps* lengthen outputs wherever they come late: compare the second column with that of the rows *first*.
-# - *The last nine steps* keep outputs long. With nine others after the long steps BLEU falls below the grey, too, and is back at the end. In shuffled orders, too, outputs end longer with the epoch's own nine: 1.04 instead of 0.96.
-# - *The steps before* decide how far it goes. After shuffled ones, the same long steps and the same nine leave BLEU in the grey.
+# - *Long steps* lengthen outputs where they come late. At step 250 the ratio is 1.09 or more after unshuffled steps, 1.02 or 1.03 after shuffled ones; where they come first it is below 1.
+# - *The last nine steps* keep outputs long. With nine others after the long steps BLEU is back at the end. In shuffled orders outputs end longer with the epoch's own nine: 1.04 instead of 0.96.
+# - *The order of the steps before* decides how far it goes. After two shuffled orders, the same long steps and the same nine leave BLEU in the grey.
 #
-# What these nine steps have we didn't find: their sentences are of usual length. Epoch 12, with its own five longest late, ends in the grey ([record](../results/epochs-multi30k.json)).
+# We didn't find what these nine steps have: their sentences are short (14.6 tokens). Epoch 12, with its own five longest late, ends at 40.4, not 41.5 ([record](../results/epochs-multi30k.json)).
 #
-# **Moral.** The grey spans 2.8 BLEU within 90 steps: in mid-run one epoch's BLEU says little. Outputs far too long say more: from epoch 2 on only epochs 5 and 11 exceed 1.08, and theirs are the deepest falls. So wait: five steps heal this one, and the last four epochs lie within 0.5 BLEU, as the rate goes to 0.
+# **Moral.** The grey spans 2.8 BLEU within 90 steps: in mid-run one epoch's BLEU says little. Look at the outputs' length: from epoch 2 on only epochs 5 and 11 exceed a ratio of 1.08, and they have the deepest falls. Then wait: five steps heal this one, and the last four epochs, as the rate goes to 0, lie within 0.5 BLEU.
 #
 # ## Averaging checkpoints
 #
@@ -658,7 +658,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # > **In short.** Each GPU takes a batch of its own. Average the gradients over tokens, not over processes.
 #
-# Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is $g = \sum_r \nabla L_r \,/ \sum_r n_r$. `DistributedDataParallel` replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. A process that divides by its own $n_r$ makes a mean of means: in chapter 6 it missed the gradient by 48%.
+# Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is $g = \sum_r \nabla L_r \,/ \sum_r n_r$. `DistributedDataParallel` replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. A process that divides by its own $n_r$ makes a mean of means. In chapter 6 it missed the gradient by 48% with uneven parts, 0.4% with even ones.
 #
 # ## The engine does the same, faster
 #
@@ -673,7 +673,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # **Pitfall: more processes are another recipe.** `--max_tokens 2048` is one process's batch. A step of four processes has four such batches, an epoch a quarter of the steps. So with four pass `--max_tokens 512`.
 #
-# This repeats the shipped model's recipe (`--lr` and `--epochs` are now `small`'s defaults; [record](../results/multi30k-de-en.json)); `bleu` is by a beam of 5:
+# This repeats the shipped model's recipe ([record](../results/multi30k-de-en.json)); `bleu` is by a beam of 5:
 
 # %%
 print(record["repeat"].partition(" --publish")[0].replace(" --epochs", " \\\n  --epochs"))
@@ -717,7 +717,7 @@ check(mean_over_ranks)
 #
 # Predict, then train.
 #
-# - Run `python -m scripts.train --preset sample --name a`, then `--name b`. Kill the second with `kill -9` during an epoch, and go on with `--resume`. Do both `model.safetensors` have the same `sha256sum`?
+# - Run `python -m scripts.train --preset sample --name a`, then `--name b`. Kill the second with `kill -9` during epoch 3, and go on with `--resume`. Do both `model.safetensors` have the same `sha256sum`?
 # - Train the sample model with `--average 5`, and again with `--schedule inverse_sqrt` too. After which does averaging gain more, and why?
 #
 # Next: [Chapter 10 · Judging](ch10_judging.ipynb)
