@@ -153,13 +153,13 @@ def controls_chart(
     for order in controls:
         rows = rounded(frame[frame["order"] == order].drop(columns="order"))
         x = alt.X("step:O", title=None).axis(labelAngle=0, grid=False)
-        y = alt.Y("bleu:Q", title="validation BLEU" if len(panels) % 4 == 0 else None, scale=scale)
+        y = alt.Y("bleu:Q", title="validation BLEU" if len(panels) % 3 == 0 else None, scale=scale)
         curves = alt.Chart(rows).mark_line(point=True).encode(x, y, hues, detail="run:N")
-        panel = (grey + curves).properties(width=125, height=130)
+        panel = (grey + curves).properties(width=165, height=130)
         panels.append(panel.properties(title=alt.TitleParams(order.split("\n"), fontSize=12)))
     caption = "BLEU ten and five steps before the epoch's end and at its end (steps 245, 250, 255)."
     caption += " A curve is a run. Grey: as in the picture above. The axis doesn't begin at 0."
-    return titled(alt.concat(*panels, columns=4), title, caption, wrap=96)
+    return titled(alt.concat(*panels, columns=3), title, caption, wrap=96)
 
 
 RECIPES_OF_SIZES = ("by size", "one for all", "longer")
