@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 40 with the code; a minute to run on a CPU |
 # | Before, after | [Chapter 15 · Looking inside](ch15_looking_inside.ipynb) · [Chapter 17 · A small GPT](ch17_small_gpt.ipynb) |
 #
-# *If you read only three cells:* the picture of *One road*, the chart of *Does the map tell?*, the chart of *Who stands in for whom*.
+# *If you read only three cells:* the picture of *One road*, the chart of *Does the map tell?*, the table of *Who stands in for whom*.
 #
 # Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary, **N** layers; $d_k = D/H$.
 
@@ -93,7 +93,7 @@ park = look_at(trained, captions[2].texts[0])
 # %% [markdown]
 # ## One road
 #
-# > **In short.** Each part of the model *adds* something to one vector. So there are three tools: cut what a part adds, patch the vector itself, or read early what it would say.
+# > **In short.** Each part of the model *adds* something to one vector. So there are three tools: cut what a part adds, patch the vector itself, or read early what the model would say.
 #
 # In a pre-norm model (chapter 4) each position has one vector x, which goes through all layers. Each sublayer reads x and adds to it. The last norm and the generator read the sum. This x is called the **residual stream**.
 
@@ -105,7 +105,7 @@ residual_stream()
 #
 # > **In short.** To learn what a head is for, take it away and see what breaks.
 #
-# What the heads of a layer say, $d_k$ numbers each, stands side by side before $W^O$ (chapter 2). PyTorch lets us hook a function in there, which changes what some of them say. *Silence* is zeros.
+# What the heads of a layer say, $d_k$ numbers each, stands side by side before $W^O$ (chapter 2). PyTorch lets us hook a function in there, which changes what some of them say. A *silent* head says zeros.
 
 
 # %% tags=["yours"]
@@ -243,7 +243,7 @@ print(
 )
 
 # %% [markdown]
-# A head is worth 0.002 nats, and fifty captions measure that to ±0.004. With twenty times as many pairs the error is 4.5 times smaller. So we take worths from a record of 1,014 validation pairs (`python -m scripts.studies.heads` measures them).
+# A head is worth 0.002 nats on average, and fifty captions measure it to ±0.004. They do for ten heads, of which chance would give three. With twenty times as many pairs the error is 4.5 times smaller. So we take worths from a record of 1,014 validation pairs (`python -m scripts.studies.heads`).
 
 # %%
 record = load_record("heads-multi30k")
@@ -254,13 +254,13 @@ passed = pass_together(lines["silent p"].tolist())  # p of a t test over the pai
 worth_chart(record["heads"], passed, record["splits"]["val"])
 
 # %% [markdown]
-# Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's method (`pass_together`, chapter 10) guards the stars against that.
+# Holm's method (`pass_together`, chapter 10) guards the stars against such chance.
 #
 # ## Does the map tell?
 #
 # > **In short.** In the encoder it does. Elsewhere we don't see it.
 #
-# Now chapter 15's question. We rank the 24 heads of a kind by a number of their map, and by their worth. *Spearman's ρ* compares two orders: 1 if they agree, −1 if one is the other reversed, near 0 if they have nothing to do with each other.
+# Now chapter 15's question, and its bet on six heads (*2.1*: layer 2, head 1). We rank the 24 heads of a kind by a number of their map, and by their worth. *Spearman's ρ* compares two orders: 1 if they agree, −1 if one is the other reversed, near 0 if they are unrelated.
 #
 # **Predict.** Sharp heads, previous-token heads, good aligners: which of them are worth much?
 
@@ -296,9 +296,9 @@ starred = {
 pd.Series(starred).unstack().loc[list(of_kind), [*HEAD_NUMBERS, "AER"]].fillna("")
 
 # %% [markdown]
-# (A star: passes, with all 15 tested together.) In the encoder the map tells. Heads that look at the previous token, and sharp ones (of low entropy), are worth more; often one head is both. In the decoder and in cross-attention no number passes. (In cross-attention chance may hide one: only two of its 24 worths have a star.)
+# (A star: ρ passes, all 15 tested together.) In the encoder two numbers pass: heads that look at the previous token, and sharp ones (of low entropy), are worth more; often one head is both. Elsewhere no number passes. (In cross-attention only two of 24 worths have a star: their order is uncertain.)
 #
-# If you bet on the best aligners, 1.5 and 2.8, you lost: we can't see that they are worth anything. The worst one, 1.7, is the costliest of cross-attention.
+# If you bet on the best aligners, 1.5 and 2.8, you lost: we can't see that they are worth anything. The worst aligner, 1.7, is worth most in cross-attention.
 #
 # ## Who stands in for whom
 #
@@ -306,9 +306,9 @@ pd.Series(starred).unstack().loc[list(of_kind), [*HEAD_NUMBERS, "AER"]].fillna("
 #
 # So a worth may hide a head's work. We silence heads together: all 24 of a kind; in cross-attention also the four best aligners of each layer, or the four worst. For three reasons a group may cost more than the sum of its worths:
 #
-# - *A longer disturbance costs more.* The control is **noise**, added to what the heads say, and at each position as long as that (in the stream).
-# - *A little less harms little*, whoever says it. The control: each head says **half**.
-# - *Heads say the same.* If not, silencing half of them costs much more than halving all: halving removes nothing.
+# - *A larger disturbance costs more.* The control is **noise**, added to what the heads say, and at each position as long as that (in the stream).
+# - *The first losses cost little*, even if no two heads say the same. The control: each head says **half**.
+# - *Heads say the same.* If not, silencing half of them costs much more than halving all, which leaves some of each.
 #
 # **Predict.** Half of cross-attention's heads silent, or all halved: which costs more? Which twelve are missed more?
 
@@ -349,11 +349,11 @@ costs = {  # in nats a token, ± a standard error
 pd.DataFrame(costs)
 
 # %% [markdown]
-# **All heads.** With the encoder silent, no German word sees another; yet the loss rises by only 0.11. Without cross-attention it rises by 3.19, far beyond the sum of the worths, 0.03. Noise of the same length costs 0.18, so it isn't the disturbance. But halved heads cost only 0.13. So small worths alone don't show that heads stand in for one another.
+# **All heads.** With the encoder's heads silent, no German word sees another; yet the loss rises by only 0.11. Without cross-attention it rises by 3.19, far beyond the sum of the worths, 0.03. Noise of that length costs 0.18, so the disturbance alone doesn't explain it. But halving all costs only 0.13. So small worths alone don't show that heads stand in for one another.
 #
-# **Half of the heads.** Without the best aligners the loss rises by 0.20, without the worst by 0.15. Of 3.19 nats that is only 0.07 or 0.02 more than halving all costs. So most of what twelve heads say, the others say, too: they do stand in for one another.
+# **Half of the heads.** Without the best aligners the loss rises by 0.20, without the worst by 0.15, without both by 3.19. So either twelve alone do nearly the work of all 24: they stand in for one another.
 #
-# Which twelve are missed more? The difference, on our captions and (`python -m scripts.studies.aligners`) on other pairs:
+# The best less the worst, on our captions and (`python -m scripts.studies.aligners`) on other pairs:
 
 
 # %%
@@ -379,19 +379,19 @@ group_costs_chart(table)
 #
 # ### Zero, or the mean?
 #
-# Is 0 fair? The layers above may never have met it. **Mean-ablation** lets a head say its average over all validation pairs instead, which tells of none. **Predict.** Where is the mean milder than 0?
+# Is 0 fair? The layers above may never have met it. **Mean-ablation** lets a head say its average over all validation pairs instead, which says nothing of any one. **Predict.** Where is the mean milder than 0?
 
 # %%
 pd.DataFrame(record["groups"]).set_index("group").filter(regex="silent|mean").round(3)
 
 # %% [markdown]
-# Only where all of cross-attention is changed. So we keep 0.
+# The mean is milder only where all of cross-attention is changed. So we keep 0.
 #
 # ## Patch
 #
 # > **In short.** Silence says *that* a part matters. To see *what* it carries, give it another sentence's state.
 #
-# "Eine Frau liest ihrem Sohn ein Buch vor": *A woman reads a book to her son.* With "Ein Mann … seinem Sohn" it is *his*. German grammar says it with "ihrem" alone: "Eine Frau … seinem Sohn" is correct, too.
+# "Eine Frau liest ihrem Sohn ein Buch vor": *A woman reads a book to her son.* With "Ein Mann … seinem Sohn" it is *his*. In German only "ihrem" says whose son it is: "Eine Frau … seinem Sohn" is correct, too.
 #
 # So run both sentences. In the first, replace *one* vector of the encoder, the state after layer n at position s, by that of the second. Then go on as usual, and let the decoder read "A woman reads a book to". The outcome is one number,
 #
@@ -469,7 +469,7 @@ print(f"both words at once: {both:+.1f}")
 patch_chart(table, words, clean)
 
 # %% [markdown]
-# By grammar "seinem" is enough. But at the first three depths the model is undecided (−0.1); after the last layer it leans to *his* (−1.3). Exchanging "Frau" alone never gives *his*, but takes most of the lead. Both together (at the embeddings) do nearly all that the other sentence does. (One sentence pair, chosen because it works. Meng et al. 2022 looked for facts in this way.)
+# By grammar "seinem" is enough. But patched in at the first three depths, it leaves the model undecided (−0.1); after the last it leans to *his* (−1.3). Exchanging "Frau" alone never gives *his*, but takes most of the lead. Both together (at the embeddings) do nearly all that the other sentence does. (One sentence pair, chosen because it works. Meng et al. 2022 looked for facts in a similar way.)
 #
 # ## Read
 #
@@ -513,9 +513,9 @@ final = log_p.exp()[:, range(dog.wanted.size(1)), dog.wanted[0]]  # (N + 1, T)
 lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read])
 
 # %% [markdown]
-# The bare embedding repeats the word just read. Look at the column "the": after two layers the model would write *water*, after three it writes *wet*. The German is "über die nasse Wiese": no water there. Is *water* a habit, since dogs in captions often run through water? Or does it come from "nasse"?
+# The bare embedding repeats the word just read. Look at the column "the": after two layers the model would write *water*, after three it writes *wet*. The German is "über die nasse Wiese": no water there. Is *water* a habit, since some dogs in captions run through water? Or does it come from "nasse"?
 #
-# So we exchange the adjective: by "hohe" (tall), and by "krumme" (crooked), which no training caption holds. And we read after each sublayer of layers 2 and 3. A habit would stay. (A lone letter begins a word.)
+# So we replace the adjective by "hohe" (tall), and by "krumme" (crooked), which no training caption holds. We read after each sublayer of layers 2 and 3. A habit would stay. (A lone letter begins a word.)
 
 
 # %%
@@ -540,7 +540,7 @@ for adjective, src in sources.items():
 pd.DataFrame(read_early)
 
 # %% [markdown]
-# *Water* comes from "nasse": from layer 2's cross-attention on, it stands in no other column. For "hohe" that sublayer brings the word itself, for "nasse" only *water*, barely ahead. With layer 3's, *wet* overtakes it. Are these sublayers needed? Reading can't tell. Cutting can:
+# *Water* comes from "nasse": from layer 2's cross-attention on, no other column has it among its three. For "hohe" that sublayer brings *tall*, for "nasse" only *water*, barely ahead. After layer 3's, *wet* leads. Are these sublayers needed? Reading can't tell. Cutting can:
 
 # %%
 ends = {adjective: {} for adjective in sources}
@@ -552,20 +552,19 @@ for (adjective, src), layer in itertools.product(sources.items(), (2, 3)):
 pd.DataFrame(ends)
 
 # %% [markdown]
-# For "nasse" layer 2's cross-attention can't be spared. For "hohe" it can, though *tall* is first readable there. And without layer 3's, *wet* still leads, with 0.13 instead of 0.21. Where a word is first readable isn't where it must be made.
+# Without layer 2's cross-attention *wet* is lost; *tall* isn't, though it first leads there. Without layer 3's, where *wet* first leads, it still leads (0.13 instead of 0.21). So the sublayer where a word first leads may not be needed.
 #
 # ## Summary
 #
 # - Everything is added to one stream. Cut what is added, patch what is there, read it early.
 # - A head's worth is what is lost without it, given all the others. Compare silence with noise and halving.
-# - In the encoder a head's map predicts its worth. In cross-attention they stand in for one another: silencing half of them costs little more than halving all. That good aligners are worth more we see nowhere but on the fifty captions that chose them.
-# - A finding needs a second set of sentences.
+# - In this model's encoder sharp heads are worth more. In cross-attention heads stand in for one another: silencing half of them costs little more than halving all. Good aligners are missed more only on the captions that chose them: a finding needs a second set of sentences.
 # - Patching shows what a state carries: in our pair, *her* rests on two German words.
-# - What can be read at a place wasn't necessarily made there.
+# - Reading shows where a word first leads, cutting whether that place is needed.
 #
 # ## What the paper did that we don't
 #
-# Its Figures 3 to 5 show heads that seem to find a verb's distant partner, or what "its" refers to. It intervenes nowhere, so it can't tell whether these heads have stand-ins.
+# Its Figures 3 to 5 show heads that seem to find a verb's distant partner, or what "its" refers to. It intervenes nowhere, so it can't tell whether they have stand-ins.
 #
 # ## Exercises
 #
