@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 24 · Experts
 #
-# After this chapter you can build a layer that holds many feed-forward networks and uses only a few of them for each token. You can say why some of them may fall idle, and keep them busy.
+# After this chapter you can build a layer that holds many feed-forward networks and uses only a few of them for each token. You can say why some may fall idle, and keep them busy.
 #
 # | | |
 # |---|---|
@@ -60,16 +60,16 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## A mixture of experts
 #
-# > **In short.** Use many feed-forward layers instead of one. A router sends each token to the few that it scores highest. The model holds more, but a token costs hardly more than in one layer as wide as those few.
+# > **In short.** Many feed-forward layers replace one. A router sends each token to the few that it scores highest. The model holds more, but a token costs hardly more than in one layer as wide as those few.
 #
 # Most of a large Transformer's parameters are in its feed-forward layers, and each token meets all of them. Mixtures of experts ([Shazeer et al. 2017](https://arxiv.org/abs/1701.06538); Switch, [Fedus et al. 2021](https://arxiv.org/abs/2101.03961); DeepSeekMoE, [Dai et al. 2024](https://arxiv.org/abs/2401.06066)) change that. For a token $x \in \mathbb{R}^D$, a router $W_r$ (D, E) and experts $f_1, \dots, f_E$:
 #
 # $$ p = \mathrm{softmax}(x W_r), \qquad y = \sum_{e\,\in\,\mathrm{top}\,k} \frac{p_e}{\sum_{e'\in\,\mathrm{top}\,k} p_{e'}}\, f_e(x) \;+\; f_\text{shared}(x) $$
 #
-# - **Top k.** Only the k likeliest experts compute, and their weights are rescaled to sum to 1. With k = 1, rescaling would be a mistake: the weight would always be 1, and the router would get no gradient. Switch then keeps $p_e$, and so do we.
-# - **Shared.** One more expert, which every token visits.
+# - **Top k.** Only the k likeliest experts compute, and their weights are rescaled to sum to 1. With k = 1 a rescaled weight would always be 1, and the error would give the router no gradient. So there Switch and we keep $p_e$.
+# - **Shared.** One more expert, for all tokens.
 #
-# **Predict.** Mixtral 8×7B ([Jiang et al. 2024](https://arxiv.org/abs/2401.04088)) has 32 layers of width 4,096, each with eight SwiGLU experts (chapter 22) of width 14,336, two for each token. Its attention has 32 heads of 128 in 8 groups, its vocabulary 32,000 pieces and two tables. How many parameters does it have in all, and how many does one token meet?
+# **Predict.** Mixtral 8×7B ([Jiang et al. 2024](https://arxiv.org/abs/2401.04088)) has 32 layers of width 4,096, each with eight SwiGLU experts (chapter 22) of width 14,336, two for each token. Its attention has 32 heads of 128 in 8 groups, its vocabulary 32,000 pieces and two tables (input, output). How many parameters does it have in all, and how many does one token meet?
 
 # %%
 D, width, vocab, layers = 4096, 14336, 32_000, 32
@@ -83,7 +83,7 @@ for name, experts in (("in all", 8), ("met by a token", 2)):
 #
 # ### Sorting the visits
 #
-# A token *visits* its k experts. Each expert should compute all its visits at once. So `dispatch` sorts the N·k visits by expert, and cuts the list where the expert changes. Then each token's results are summed, times their weights.
+# A token *visits* its k experts. To let each compute all its visits at once, `dispatch` sorts the N·k visits by expert, and cuts the list where the expert changes. Then it sums each token's weighted results.
 
 # %%
 chosen = torch.tensor([[2, 0], [0, 1], [2, 1], [0, 2]])  # four tokens, two visits each
@@ -119,7 +119,7 @@ torch.testing.assert_close(dispatch(rows, chosen, weights, experts), by_all)
 # %% [markdown]
 # ### The layer
 #
-# After a call, `probs` and `visits` tell what the router did. `real` says where there are words. `bias` is 0 until *Remedies*. It is a *buffer*: no gradient, but saved with the weights.
+# After a call, `probs` and `visits` tell what the router did. `real` says where there are words. `bias` starts at 0; *Remedies* moves it. It is a *buffer*: saved, without gradient.
 #
 # **Your turn.** Write `MixtureOfExperts`.
 
@@ -160,7 +160,7 @@ class MixtureOfExperts(nn.Module):
 
 
 # %% [markdown]
-# Check, again token by token, with a bias that changes who is chosen:
+# Check, token by token, with a bias that changes who is chosen:
 
 # %%
 torch.manual_seed(0)
@@ -179,13 +179,13 @@ print(f"visits: {layer.visits.tolist()}, {layer.visits.sum()} in all: two for ea
 # %% [markdown]
 # ## Why experts fall idle
 #
-# > **In short.** An expert that is chosen learns, and one that has learned is chosen. Where tokens share a mean, one step of the router moves an expert's score for all of them. Then few experts are left.
+# > **In short.** Only chosen experts learn. Where tokens share a mean, one step of the router moves an expert's score for all of them. Then few experts are left.
 #
-# A router may come to send nearly all tokens to the same few experts: routing *collapses*. The usual explanation is a circle, two causes that drive each other (Shazeer et al., §4): an expert that is chosen learns, and an expert that has learned is chosen. But why should it be ahead for all tokens?
+# A router may come to send nearly all tokens to the same few experts: routing *collapses*. The usual explanation is a circle (Shazeer et al., §4): an expert that is chosen learns, and one that has learned is chosen. But why should it be ahead for all tokens?
 #
 # Let tokens have a common mean m: $x = m + n$. Expert e's score is $w_e \cdot m + w_e \cdot n$, where $w_e$ is the router's vector for it. The first term is the same for all tokens. It can matter twice:
 #
-# - **At the start.** The expert that wins x wins $2x$ as well. So each wins in a *cone* that begins at 0. Tokens around 0 fall into every cone, tokens far from it into few.
+# - **At the start.** The expert that wins x wins $2x$ as well. So each wins in a *cone* that begins at 0. A cloud of tokens around 0 falls into every cone, one far from 0 into few.
 # - **In learning.** A step of $w_e$ along m raises its score for all tokens at once.
 
 # %%
@@ -196,20 +196,20 @@ cloud = torch.randn(300, 2)  # (N, 2)
 cones_chart(router, {"mean 0": cloud, "mean 4 away": cloud + 8**0.5})
 
 # %% [markdown]
-# If x is as frequent as −x, full collapse is impossible. Their scores are opposite, so no expert is among the best two of eight for both. At least four are visited.
+# If −x is as frequent as x, full collapse is impossible. An expert's scores for x and −x are opposite, so it isn't among the best two of eight for both. At least four are visited.
 #
 # ### The experiment
 #
-# Eight experts, two for each token, learn a small function of 16 features. A token is noise plus a mean, 0 or 1 in each feature. In a real layer, router and experts read the same. Here we choose a mean for each. The function is of the noise alone, the same in all rows.
+# Eight experts, two for each token, learn a small function of 16 features. A token is noise plus a mean, 0 or 1 in each feature. In a real layer, router and experts read the same; here each has its own mean. The function, of the noise alone, is the same in all rows.
 #
-# In the last five rows both read a mean of 1. In four of them something else differs:
+# In the last five rows the mean is 1 for both. In four something else differs:
 #
 # - *experts as drawn:* only the router learns.
-# - *can't learn along it:* the router's first scores hold the mean's part, and keep it.
+# - *router can't learn along it:* the mean's part of its scores stays as before the first step.
 # - *router waits:* its 200 steps begin when the experts have learned for 200.
-# - *even start:* the mean's part of the first scores is subtracted.
+# - *even start:* the mean's part before the first step is subtracted from all scores.
 #
-# We call an expert *in use* if it has 2% of the visits. (An even part is 12.5%.) **Predict.** Which of these four have few in use if the start is the cause? If learning along the mean is?
+# We call an expert *in use* if it has more than 2% of the visits. (An even part is 12.5%.) **Predict.** Which of these four rows have few in use if the start is the cause? If learning along the mean is?
 
 
 # %%
@@ -268,19 +268,19 @@ titled(
 )
 
 # %% [markdown]
-# - **The router must learn along the mean.** Without that five or six are left. With it, two to five are left from an even start, and two or three from an uneven one.
+# - **The router must learn along the mean.** If it can't, five or six are left. In *both*, where it can, two or three are, and from an even start two to five. So an uneven start is neither needed nor enough.
 # - **The circle needs a mean at the router.** Without one, seven or eight stay in use.
 # - **It is a circle.** Where the experts don't learn, or learn before the router does, more stay in use.
 #
-# The experts must read the mean, too. Our explanation: then each has an error that is the same for all tokens, and the first to lose it is better for all.
+# The experts must read the mean, too: otherwise six to eight stay in use. Our guess: then all tokens share an error, and the first expert to lose it is better for all.
 #
 # ## Remedies
 #
-# > **In short.** Push against uneven visits, in the loss or beside it. Or take the mean away from the router.
+# > **In short.** Punish uneven visits in the loss, or correct them by a bias. Or take the mean away from the router.
 #
-# - **A penalty** in the loss (Switch). With $v_e$ expert e's part of the visits (the paper's $f_e$) and $P_e$ its mean probability, it is $E\sum_e v_e P_e$: 1 if all is even, and E/k if all tokens are sure of the same k experts. Only $P_e$ has a gradient. It pulls at the router, against the task if need be.
-# - **A bias** beside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step, add `speed` to the bias of every expert that had less than its even part, and take it from those that had more. The bias decides who is *chosen*. The weights stay the router's.
-# - **No mean at the router.** Subtract the tokens' mean from what it reads.
+# - **A penalty** in the loss (Switch). With $v_e$ expert e's part of the visits (the paper's $f_e$) and $P_e$ its mean probability, it is $E\sum_e v_e P_e$: 1 if all is even, and E/k if all tokens are sure of the same k experts. Only $P_e$ has a gradient, which may work against the task.
+# - **A bias** beside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step, add `speed` to the bias of every expert that had less than its even part, and take it from those that had more. It affects who is *chosen*; the weights are computed without it.
+# - **No mean at the router**, as our experiment suggests. Subtract the tokens' mean from what it reads.
 #
 # **Your turn.** Write the first two.
 
@@ -310,9 +310,9 @@ assert layer.bias.tolist() == [-0.5, 0.5, 0.5]
 # %% [markdown]
 # ### Real tokens
 #
-# Fifty captions go through the encoder of chapter 9's translator. In 60 steps, a mixture learns to do what its last feed-forward layer does to them. The error is divided by the outputs' variance, on the same tokens.
+# Fifty captions go through the encoder of chapter 9's translator. In 60 steps, a mixture learns to imitate the encoder's last feed-forward layer. Its error on the same tokens is divided by the outputs' variance.
 #
-# **Predict.** How much of the inputs' mean square lies in their mean? (In the toy: half.) Does each remedy bring all eight experts back, and does the error fall?
+# **Predict.** How much of the inputs' mean square lies in their mean? (In the toy: half.) Does each remedy bring all eight experts back, and lower the error?
 
 # %%
 trained, seen = load_model(STUDIED), []
@@ -349,7 +349,7 @@ for name, own in remedied.items():
 visits_chart({name: own[0][1] for name, own in [*remedied.items()][1:]})
 
 # %% [markdown]
-# Left alone, three to five are in use. With each remedy it is seven or eight, and for each seed the error falls. Two experts alone are far worse. The error is lowest without a mean at the router, though penalty and bias keep as many busy.
+# Left alone, three to five are in use. With each remedy it is seven or eight, and for each seed the error is lower. With only two experts it is far higher. It is lowest without a mean at the router, though the bias keeps as many in use.
 #
 # **Predict.** Which tokens does each expert take?
 
@@ -360,11 +360,11 @@ for expert in range(8):
     print(f"expert {expert}:", *(f"{piece} {n}" for piece, n in pieces.most_common(8)))
 
 # %% [markdown]
-# Expert 0 took each *Ein* and *Eine*, expert 5 other indefinite articles, expert 7 many people and animals. Nobody asked for this. But like words have like vectors: a fresh router sorts them in part, too.
+# Expert 0 took each *Ein* and *Eine*, expert 5 only other indefinite articles, expert 7 many people and animals. Like words have like vectors. Even a fresh router tends to send these to the same experts.
 #
 # ### Padding isn't routed
 #
-# Chapter 4's feed-forward layer needs no mask: nothing looks at padding's results. A mixture counts visits. Where padding's vectors are alike, they go to the same few experts, and a remedy would mostly balance padding. So its encoder layer says where there are words:
+# Chapter 4's feed-forward layer needs no mask: nothing uses padding's results. But a mixture counts visits. Where padding's vectors are alike, they go to the same few experts, and a remedy would balance padding, too. So the encoder layer tells the mixture where there are words:
 
 
 # %%
@@ -381,27 +381,27 @@ class SparseEncoderLayer(EncoderLayer):
 # %% [markdown]
 # ## On record
 #
-# > **In short.** Seven tenths more parameters bring no gain that can be told from chance.
+# > **In short.** Seven tenths more parameters bring no gain in BLEU that can be told from chance.
 #
-# In chapter 22's record, each feed-forward layer of the row *experts* has eight experts and a shared one. A token meets two and the shared one, together about as wide as the dense layer. The penalty's weight is 0.01, and the encoder's padding isn't routed. The experts are SwiGLUs, so SwiGLU is the row to beat.
+# In chapter 22's record, each feed-forward layer of the row *experts* has eight SwiGLUs and a shared one. A token meets two and the shared one, together about as wide as a layer of the row *SwiGLU*, its rival. The penalty's weight is 0.01, and the encoder's padding isn't routed. Rows are means of three seeds; *first* and *last* are training losses.
 
 # %%
 print(verdict_line("experts", block_verdicts()["experts"], RIVALS_OF_PARTS["experts"]))
 block_means(["2017", "SwiGLU", "experts"])
 
 # %% [markdown]
-# The model has 620,000 parameters. A token meets 362,000 of them, about as many as the base has. Whether all experts were in use isn't on record.
+# Of the model's 620,000 parameters, a token meets 362,000, about as many as the base has. Whether all experts were in use isn't on record.
 #
 # ## Summary
 #
 # - A router sends each token to k of E experts. Shared experts see every token.
 # - Dropless code sorts the visits by expert, and drops none.
 # - In our toy most experts fall idle where router and experts read a mean that tokens share, and both learn.
-# - A penalty, a bias, or a router that doesn't see the mean keeps them busy.
+# - A penalty, a bias, or no mean at the router keeps them busy.
 #
 # ## What these papers did that we don't
 #
-# They place experts on different GPUs. DeepSeek-V3 has 256 routed experts, 8 for each token.
+# They spread experts over many devices. DeepSeek-V3 has 256 routed experts, 8 for each token.
 #
 # ## Exercises
 #
@@ -411,7 +411,7 @@ block_means(["2017", "SwiGLU", "experts"])
 #
 # *code · difficulty ●○○ · worth ●●● · 15 minutes*
 #
-# From a router's logits (N, E), give the indices of each token's `top` experts, (N, top), likeliest first, and their weights, (N, top), as in this chapter's formula, with their gradient. (`solution("router")` shows ours.)
+# From a router's logits (N, E), give the indices of each token's `top` experts, (N, top), likeliest first, and their weights, (N, top), as in this chapter's layer, with their gradient. (`solution("router")` shows ours.)
 
 
 # %%
