@@ -67,14 +67,14 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # ```bash
 # python -m scripts.corpora.inspect --pairs ruvel.tsv                 # what is in the file
 # python -m scripts.train --pairs ruvel.tsv --languages qru-en        # runs/ruvel: the model, its score
-# make living MODEL=runs/ruvel                                        # a page that translates
+# make living MODEL=runs/ruvel                                        # a page that translates (needs npm)
 # ```
 #
 # `ruvel.tsv` has a source, a tab and a target on each line; `python -m scripts.corpora.invented` writes it. `qru` is a free language code. In Python we do the same with a smaller model.
 #
 # ## A language that nobody speaks
 #
-# > **In short.** Ruvel puts the verb last, and endings say what English says by word order.
+# > **In short.** Ruvel puts the verb last, and endings mark the receiver and a definite object.
 #
 # No one's mother tongue helps, and we know every rule. The main ones:
 #
@@ -106,9 +106,9 @@ titled(
 #
 # ## Look before you train
 #
-# > **In short.** A report names each oddity; nothing is dropped in silence.
+# > **In short.** A report names what it leaves out, and what looks odd.
 #
-# We spoil the file with eight slips such as real corpora have.
+# We add eight slips such as real corpora have.
 #
 # **Predict.** The report leaves four out. Which?
 
@@ -133,13 +133,13 @@ with TemporaryDirectory() as folder:
 print(report_text(own.report))
 
 # %% [markdown]
-# A pair without a target teaches nothing, a copy teaches copying, a pair twice counts double, and a translation six times as long is probably none. Lines 200 and 400 are guesses (a name may equal its translation): look at them. Of the four that stay, 500 and 800 need nothing; 600 and 700 you mend by hand.
+# A pair without a target teaches nothing, a copy teaches copying, a pair twice counts double, and a translation six times as long is probably none. Lines 200 and 400 are guesses (a name may equal its translation): look at them. Of the four that stay, lines 500 and 800 need nothing; mend 600 and 700 by hand.
 #
 # ## What may be held out
 #
 # > **In short.** A test sentence with a twin in training asks what the model remembers.
 #
-# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order. **Your turn.** Write what they share. `letters_only(text)` helps: it replaces all but letters by spaces.
+# Collected pairs come in near-copies: with an exclamation mark, in small letters, in another order. **Your turn.** Write `fingerprint`: such copies share it. `letters_only(text)` replaces all but letters by spaces.
 
 
 # %% tags=["yours"]
@@ -186,7 +186,7 @@ assert not {s[0] for s, _ in train_part} & {s[0] for s, _ in held_out}, "a twin 
 assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 
 # %% [markdown]
-# `scripts.train` does so, too.
+# `scripts.train` compares both sides, and drops training pairs that nearly equal held-out ones.
 #
 # ## Choose, train, judge
 #
@@ -262,7 +262,7 @@ print(f"{exact(model, test):.1%} are right")
 #
 # ## Where it fails
 #
-# > **In short.** A test set that looks like the training set asks only what was taught. Ask something else.
+# > **In short.** A test set that looks like the training set asks only what was taught.
 #
 # Our grammar has two constructions that none of our pairs has.
 #
@@ -277,7 +277,7 @@ ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok bi
 print(*fast_translate(model, ASKED), sep="\n")
 
 # %% [markdown]
-# Ask your own ([words](../scripts/corpora/invented.py)). Now 200 negations.
+# Ask your own ([words](../scripts/corpora/invented.py)). Next, 200 negations:
 
 
 # %%
@@ -294,7 +294,7 @@ print(data.tokenizer.pieces("nok"))
 # %% [markdown]
 # None comes out right; no output of eight seeds holds a *not*, nor does any sentence in training. No unknown piece warns us: `nok` is cut into two known ones.
 #
-# With the object first 3 to 5 of 200 are right, and three of these mean the same either way (*Alenite aleni limel*). *Kurette lirel piri viten* means *The small singer washes the basket*; seed 1 says *The dog washes the small singer*. Where does the dog come from?
+# With the object first 3 to 5 of 200 are right; three of the 200 mean the same either way (*Alenite aleni limel*). *Kurette lirel piri viten* means *The small singer washes the basket*; seed 1 says *The dog washes the small singer*. Where does the dog come from?
 #
 # **Suspects.** Two things are new. The basket comes **first**. And it has a **capital letter**: in training no sentence begins with a thing.
 
@@ -348,24 +348,24 @@ seeds = [{cell: row["a thing"] for cell, row in run["who acts"].items()} for run
 beside_seeds(mine, seeds)
 
 # %% [markdown]
-# Most strangers come where both meet: with the object first and its capital, 82 to 93% of the outputs begin with a stranger; with either alone 14 to 55%, with neither 6 to 16%. (All-small sentences are new, too: as taught, 97 to 100% of the usual order are right.) The capital hides the thing: 1 to 15% of the outputs name it, without the capital 76 to 100% ([record](../results/ruvel-causes.json)). Seed 1's outputs:
+# The last row has most strangers: 82 to 93%. With the place or the capital alone they are 14 to 55%, with neither 6 to 16%. (A sentence without a capital is new, too: in the usual order 40 to 72% are right, with the usual capital 97 to 100%.) With the capital 1 to 15% of the outputs name the thing, without it 76 to 100% ([record](../results/ruvel-causes.json)). Seed 1's outputs:
 
 # %%
 pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]
 
 # %% [markdown]
-# But why does a stranger act? Take objects that are beings, whose capital form the model knows. Then the object acts itself: by the first place alone in 82 to 100% of the outputs, by the capital alone in 76 to 88%, with both in 87 to 94%, with neither in 2 to 18%. In training each actor has both, and is a being. This fits the dog: *Kurette* stands where a being should, and can't be read.
+# But why does a stranger act? Take objects that are beings, whose capital form the model knows. Then the object acts: by the first place alone in 82 to 100% of the outputs, by the capital alone in 76 to 88%, with both in 87 to 94%, with neither in 2 to 18%. In training each actor comes first, with a capital, and is a being. This fits the dog: *Kurette* stands where beings stood, cut into other pieces than *kurette*.
 #
-# Why doesn't the model trust the ending? In training half of the objects have none. But trained again with an ending on each, the models do the same, in 87 to 100% ([record](../results/ruvel-endings.json)). No training sentence sets the ending against place and capital.
+# Why doesn't the model trust the ending? In training half of the objects have none. But models trained with an ending on each do the same, in 87 to 100% ([record](../results/ruvel-endings.json)). No training sentence sets the ending against place and capital.
 #
 # ## Fifty sentences
 #
 # > **In short.** Training goes on with sentences that show what the model lacks. What does it forget?
 #
-# *Fine-tuning* begins with a model's weights and needs its own rate (ours: 2e-3). Three runs, each of 260 steps:
+# *Fine-tuning* begins with a model's weights and needs its own learning rate (ours: 2e-3). Three runs, each of 260 steps:
 #
 # - *fifty negations* alone,
-# - *fifty others*: the control, as new and few, without negations,
+# - *fifty others*: the control, as new and as few, without negations,
 # - *mixed*: the same fifty negations ten times each, among the 1,700 known pairs.
 #
 # **Predict.** After which does the model say *not*? After which does it still translate the old test set?
@@ -408,9 +408,9 @@ assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
 tuning_chart(load_record("ruvel")["runs"])
 
 # %% [markdown]
-# *Fifty negations* teach: 56% of the negations are right (mean of eight seeds). But the model forgets: 16% of the old sentences are right, and 35 to 83% of their translations say *not*. *Fifty others*, as often, do harm, too: 44% stay right. *Mixed* teaches and hardly forgets: 48% of the negations are right, and 96.5 to 98.5% of the old sentences. It shows each of the fifty 50 times, not 130. With 50 passes *fifty negations* also has 48% of the negations right, but 53% of the old sentences ([record](../results/ruvel-causes.json)).
+# *Fifty negations* teach: 56% of the negations are right (mean of eight seeds). But the model forgets: 16% of the old sentences are right, and 35 to 83% of their translations say *not*. *Fifty others* do harm, too: 44% of the old are right. *Mixed* teaches and hardly forgets: 48% of the negations are right, and 96.5 to 98.5% of the old sentences. It shows each of the fifty 50 times, not 130. With 50 passes *fifty negations* also has 48% of the negations right, but 53% of the old sentences ([record](../results/ruvel-causes.json)).
 #
-# What is wrong in the other half? Our answer, *does not brought*, has both common mistakes. With four fifties and three seeds 40 to 60% of the negations are right; of the wrong outputs 9 to 56% have *does* for *did*, and 37 to 83% a wrong verb or form (same record).
+# What is wrong in the other half? Our answer, *does not brought*, has both common mistakes. With four draws of fifty and three seeds 40 to 60% of the negations are right; of the wrong outputs 9 to 56% have *does* for *did*, and 37 to 83% a wrong verb or form ([record](../results/ruvel-causes.json)).
 #
 # On the command line:
 #
@@ -423,12 +423,12 @@ tuning_chart(load_record("ruvel")["runs"])
 # python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
 # ```
 #
-# `--from` takes so few new pairs ten times each, and keeps the first run's validation and test pairs out of training. `valid.tsv` chooses the epoch. In our one run ([record](../results/ruvel-commands.json)) 98% of the old test set are right before and after; of `asked.tsv` none before, 53% after.
+# `--from` takes so few new pairs ten times each, and keeps the first run's validation and test pairs out of training. `valid.tsv` chooses the epoch. In one run ([record](../results/ruvel-commands.json)) 98% of the old test set are right before and after; of `asked.tsv` none before, 53% after.
 #
 # <details><summary>Details: copies and rates</summary>
 #
-# - **Copies.** With two copies of the fifty among the 1,700, not ten, 96% of the negations get a *not*, but only 25% are right; with ten, 51% ([three seeds](../results/ruvel-controls.json)).
-# - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1. On other sentences 4e-3 is better ([record](../results/ruvel-controls.json)). `--from` takes 4e-3 among known pairs ([record](../results/ruvel-rates.json); none higher was tried), and 2e-4 for new ones alone.
+# - **Copies.** With two copies of the fifty among the 1,700, 96% of the negations get a *not*, but only 25% are right; with ten, 51% ([three seeds](../results/ruvel-controls.json)).
+# - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1. On other sentences 4e-3 is better ([record](../results/ruvel-controls.json)). `--from` takes 4e-3 for new pairs among known ones ([record](../results/ruvel-rates.json); none higher was tried), and 2e-4 for new ones alone.
 #
 # </details>
 #
@@ -487,24 +487,24 @@ assert max(case.loc["at random", "fresh"], case.loc["honest", "its test set"]) <
 case.round(1)  # BLEU
 
 # %% [markdown]
-# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences. The honest split's have 48 to 58 and 57 to 65: fresh sentences aren't harder. Nor is it overfitting: with 8 epochs, not 20, the random split's models have 21 to 30 BLEU on fresh sentences, and with 40 epochs 70 to 74 ([three seeds](../results/ruvel-controls.json)).
+# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences. The honest split's have 48 to 58 and 57 to 65: fresh sentences aren't harder. Nor is it overfitting: on fresh sentences the random split's models have 21 to 30 BLEU if trained for 8 epochs, 70 to 74 if for 40 ([three seeds](../results/ruvel-controls.json)).
 #
 # ## What more pairs give
 #
 # > **In short.** In Multi30k each tripling of the pairs gave about 8 BLEU, with the best recipe.
 #
-# We cut Multi30k to fewer pairs. *One for all* is chapter 9's preset `small`. *By size* is the table above; at 10,000 a recipe between the two lost to `small`. *Longer* is `small` with as many passes as *by size*. **Predict.** What do 1,000 pairs give, and what is the recipe worth?
+# We cut Multi30k to fewer pairs. *One for all* is chapter 9's preset `small`. *By size* is the table of *Choose, train, judge*; at 10,000 a recipe between narrow and `small` lost to `small` (one run). *Longer* is `small` with as many passes as *by size*. **Predict.** What do 1,000 pairs give, and what is the recipe worth?
 
 # %%
 wholes = [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)]
 sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 
 # %% [markdown]
-# With 1,000 pairs *by size* has 17.6 BLEU. *One for all* has 8.0: its 180 to 198 steps end within its warm-up of 400. *Longer* has 16.5: most of the gain comes from the passes.
+# With 1,000 pairs *by size* has 17.6 BLEU. *One for all* has 8.0: its 180 to 198 steps end within its warm-up of 400. *Longer* has 16.5: more passes alone give most of the gain.
 #
 # With so few, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)).
 #
-# Don't expect Ruvel's 98% of 1,700 real pairs: here the rarest stem occurs 23 times.
+# Don't expect 98% with 1,700 real pairs: in Ruvel the rarest stem occurs 23 times.
 #
 # ## Publish it
 #
@@ -513,7 +513,7 @@ sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 # make living MODEL=runs/ruvel-2 FOLDER=public                             # for any static host
 # ```
 #
-# Add what it can't do to its page of facts, `runs/ruvel-2/README.md`.
+# Add what it can't do to its `README.md`, in `runs/ruvel-2`.
 #
 # ## Summary
 #
@@ -523,7 +523,7 @@ sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 #
 # ## What the paper did that we don't
 #
-# - It trained on 4.5 million sentence pairs (English-German) and 36 million (English-French), and fine-tuned nothing.
+# - It trained on 4.5 million sentence pairs (English-German) and 36 million (English-French).
 #
 # ## Exercises
 #
@@ -575,7 +575,7 @@ check(odd_lengths)
 #
 # <details><summary>What happens</summary>
 #
-# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, and 93.5 to 95% of the old test set. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings. Both have the ending, so the ending alone doesn't decide. Read some wrong ones.
+# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, and 93.5 to 95% of the old test set. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings. Both have the ending, so it alone doesn't decide.
 #
 # </details>
 #
@@ -583,4 +583,4 @@ check(odd_lengths)
 #
 # You began with a dot product. Now you can build a Transformer from nothing but tensors, train it, say how good it is, with an interval, and find what it lacks. Take a pair of languages that nobody has taken, and say what you found, however small.
 #
-# Thank you for reading. [Chapter 0](ch00_start_here.ipynb) is a good place to see how far you have come.
+# Thank you for reading. [Chapter 0](ch00_start_here.ipynb) shows how far you have come.
