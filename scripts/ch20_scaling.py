@@ -59,11 +59,11 @@ Law = Callable[..., np.ndarray]  # theta, N, D to losses
 # %% [markdown]
 # ## One budget, many models
 #
-# > **In short.** With a fixed budget, a larger model reads less text. Somewhere between too small and too short lies the best size.
+# > **In short.** With a fixed budget, a larger model reads less text. A size in between is best.
 #
-# A training takes about $C = 6ND$ operations ([chapter 11](ch11_where_the_time_goes.ipynb)): for each parameter and each token read, two forward and four backward. So one budget pays for a small model and many passes over the text, or for a large model and few.
+# A training takes about $C = 6ND$ operations ([chapter 11](ch11_where_the_time_goes.ipynb)): for each parameter and each token read, two forward and four backward. So one budget pays for a small model and many passes, or for a large model and few.
 #
-# Which is better? Chapter 19's model read all of Multi30k's pairs eight times in each of six widths ($d_{ff} = 4\,d_{model}$; depth, heads and vocabulary stay), with three seeds. The peak rate was tuned for the narrowest and the widest, and interpolated between them. We read the validation loss after each pass. The record is [`grid-multi30k.json`](../results/grid-multi30k.json) (`python -m scripts.studies.grid --save`).
+# Chapter 19's model read all of Multi30k's pairs eight times in each of six widths ($d_{ff} = 4\,d_{model}$; depth, heads and vocabulary stay), with three seeds. The peak rate was tuned for eight passes of the narrowest and the widest, and interpolated between them. We read the validation loss after each pass. The record is [`grid-multi30k.json`](../results/grid-multi30k.json) (`python -m scripts.studies.grid --save`).
 
 # %%
 WIDTHS = (16, 24, 32, 48, 64, 96)  # d_model
@@ -104,7 +104,7 @@ whole = readings_of(runs)
 whole.pivot(index=["width", "all"], columns="passes", values="loss").round(2)
 
 # %% [markdown]
-# Width 32 has it (2.46), before width 48 (2.51). But its six passes cost 9% more than the three of width 48. For equal costs, we read between passes from a smooth curve.
+# Width 32 has the lowest (2.46), width 48 the next (2.51). But the six passes of width 32 cost 9% more than the three of width 48. For equal costs, we read between passes from a smooth curve.
 
 
 # %%
@@ -124,7 +124,7 @@ costs = whole.set_index(["width", "passes"])["operations"]
 print("for the cost of six passes of width 32:", at_budget(whole, costs[32, 6]).round(2).to_dict())
 
 # %% [markdown]
-# At equal cost the two are level. And at other budgets?
+# At equal cost the two are level.
 
 # %%
 unit = costs[48, 1]  # of budget: one pass of width 48
@@ -143,9 +143,9 @@ budget_chart(bought, 3, f"Eight times the budget: the best width goes from {best
 #
 # ### Is it fair to read on the way?
 #
-# After one of eight passes the rate is near its peak; a training of one pass ends at zero. Hoffmann et al. (2022) blamed such readings for wrong advice; Porian et al. (2024) found that they hardly matter. So the narrowest and the widest model also had one pass to its own end, with the same seed and batches ([`budgets-multi30k.json`](../results/budgets-multi30k.json), `python -m scripts.studies.budgets --save`).
+# After one of eight passes the rate is near its peak; a training of one pass ends at zero. Hoffmann et al. (2022) blamed such readings for wrong advice; Porian et al. (2024) found that they hardly matter. So the narrowest and the widest model were also trained for one pass, with the same seed and batches ([`budgets-multi30k.json`](../results/budgets-multi30k.json), `python -m scripts.studies.budgets --save`).
 #
-# **Predict.** Which gains more by an end of its own?
+# **Predict.** Which of the two gains more when its rate ends at zero?
 
 # %%
 after = {}
@@ -155,11 +155,11 @@ for label, name in (("on the way", "grid-multi30k"), ("to its end", "budgets-mul
 pd.DataFrame(after).dropna().round(2)
 
 # %% [markdown]
-# Neither: the end helps at the highest rate and harms at the lowest, and the best readings on the way (3.83 and 2.90) are no worse than the best ends (3.86 and 3.02). With one seed, nothing says that early readings wrong the wide model. After five passes they are level: width 64 has 2.10, and to its end, as chapter 19's base, 2.11. The fits below leave out the first pass: a third of it is warm-up.
+# Neither, at the chart's rates (0.0336 and 0.0084): on the way, the losses are 0.03 and 0.01 lower (one seed). Five passes of width 64 give 2.10 on the way, and 2.11 to their end (chapter 19's base). The peak rate matters more: with half of it, width 96 is 0.12 nats better after one pass, 0.07 after three. So the chart draws width 96 too high. The fits below leave out the first pass: a third of it is warm-up.
 #
 # ## Two laws
 #
-# > **In short.** A law says the loss of every size and every number of tokens. So it can decide where nobody has trained.
+# > **In short.** A law predicts the loss of every size after every number of tokens, also where nobody has trained.
 #
 # Hoffmann et al. (2022) *add* two losses, one due to the model's size and one due to its text, to a floor $E$. The floor is meant to be the loss that no model can remove:
 #
@@ -226,7 +226,7 @@ def missed(law: Law, theta: np.ndarray, N: np.ndarray, D: np.ndarray, losses: np
 
 
 # %% [markdown]
-# We fit each law to the cheap readings, which cost at most one pass of the widest model: 20 readings, of widths 16 to 48. It then predicts the others, up to eight times as costly.
+# We fit each law to the cheap readings, which cost at most one pass of the widest model: 20 readings, of widths 16 to 48. Each law then predicts the others, up to eight times as costly.
 #
 # **Predict.** Both laws fit the cheap readings within 1%. By how much do they miss the others?
 
@@ -254,7 +254,7 @@ for (name, seen), law, (seed, own) in product(fitted_to.items(), (additive, join
 pd.Series(rows).unstack().rename_axis(index=["fitted to", "law"], columns="fitted → hidden, %")
 
 # %% [markdown]
-# By 3 to 6%: a good fit says little about larger models. The additive law misses by 5 to 7% with each seed alone, the joint law with one of three. Fitted to two passes, the joint law predicts better with each seed; with the widest model hidden, neither does.
+# By 3 to 6%: a good fit says little about larger models. The additive law misses by 5 to 7% with each seed, the joint law with one. Fitted to two passes, the joint law predicts better with each seed; with the widest model hidden, with two of three.
 #
 # ### Decide
 #
@@ -275,7 +275,7 @@ equal = (0, 0, 0.5, 0, 0.5)  # 1/√N + 1/√D: best where N = D
 np.testing.assert_allclose(decide(additive, equal, 6e12), (1e6, 1e6), rtol=1e-3)
 
 # %% [markdown]
-# First a test: by the cheap readings, what do the laws decide for eight units, where three widths were measured?
+# A test: what do the laws, fitted to the cheap readings, decide for eight of the chart's units?
 
 
 # %%
@@ -298,7 +298,7 @@ print("measured:", curves[3].round(2).to_dict())
 decisions(later[cheap], 8)
 
 # %% [markdown]
-# The joint law comes near the measurement. The additive law takes width 48, only 0.05 nats worse (2.15). So a wrong law may still decide well: near its lowest point a curve of equal budget is flat.
+# The best measured width is 64. The joint law takes 56, the additive law 48, which measured only 0.05 nats worse. So a wrong law may still decide well: near its lowest point a curve of equal budget is flat.
 #
 # **Your turn**: set a budget.
 
@@ -307,7 +307,7 @@ YOUR_BUDGET = 50  # in units; our largest training costs 25
 decisions(later, YOUR_BUDGET)
 
 # %% [markdown]
-# Don't pay for 50 units: they mean more than ten passes, and on half of the captions the widest model was at its best after eight or nine. A law of text read counts the tenth pass like the first.
+# Don't pay for 50 units: they mean more than ten passes, and on half of the captions the widest model, without dropout, was at its best after eight or nine. A law of text read counts the tenth pass like the first.
 #
 # ## Ours beside Kaplan's and Hoffmann's
 #
@@ -317,7 +317,7 @@ decisions(later, YOUR_BUDGET)
 #
 # $$ N_{\text{best}} \propto C^{a}, \qquad a = \frac{\beta}{\alpha + \beta} $$
 #
-# Kaplan et al. published $a = 0.73$: put most of a larger budget into a larger model. (That is from a law of size and steps; their joint law's exponents give 0.58.) Hoffmann et al. found about 0.5, equal shares for size and text, and so trained Chinchilla (70 billion parameters, 1.4 trillion tokens). What do additive laws, as published, say for Chinchilla's budget?
+# Kaplan et al. fitted $a = 0.73$ to training curves: most of a larger budget goes into a larger model. (Their joint law's exponents give 0.58.) Hoffmann et al. found about 0.5, equal shares for size and text, and so trained Chinchilla (70 billion parameters, 1.4 trillion tokens). What do additive laws, as published, say for Chinchilla's budget?
 
 
 # %%
@@ -340,11 +340,11 @@ for name, (E, A, alpha, B, beta) in PUBLISHED.items():
 pd.DataFrame(rows, ["a", "best N"]).T
 
 # %% [markdown]
-# The paper prints the rounded constants; Besiroglu et al. quote the others from its source. Rounding alone turns 41 billion into 32. Besiroglu et al. fitted the same runs again, read off a figure, and come near Chinchilla's own size.
+# The paper prints the rounded constants; Besiroglu et al. quote the others from its source. Rounding alone turns 41 billion into 32. Besiroglu et al. read the same runs off a figure, fitted them again, and come near Chinchilla's size.
 #
 # ### Which parameters count?
 #
-# Kaplan et al. count only the parameters in the layers. Pearce and Song (2024) calculate that this, in small models, explains most of the gap. Ours are small, so we can try, with three choices of passes.
+# Kaplan et al. count only the parameters in the layers. Pearce and Song (2024) calculate that this, in small models, explains most of the gap. Ours are small. We try three choices of passes.
 #
 # **Predict.** With the embedding table left out of N and of C, does $a$ rise or fall?
 
@@ -358,15 +358,15 @@ ours = pd.DataFrame(rows).T.round({"a": 2, "E": 1}).unstack()
 ours.rename_axis(index=["law", "passes read"], columns=["", "N counts"])
 
 # %% [markdown]
-# With the layers alone, $a$ rises in each row. It has to: from width 16 to 96 all parameters grow 14 times, those in the layers 34 times. So the same best models seem to grow faster.
+# With the layers alone, $a$ rises in each row. From width 16 to 96 all parameters grow 14 times, those in the layers 34 times. So the same fall of the loss gives a smaller $\alpha$, and $a = \beta/(\alpha + \beta)$ rises.
 #
 # How large $a$ is, these runs don't say: 0.42 to 0.76 with all parameters, 0.62 to 0.85 with the layers alone. (The first chart's rings give 0.51.) Nor do they say the floor: passes 7 and 8, when the rate is low, gain 0.02 nats at width 96; with them the additive law finds a floor of 0.9, without them none.
 #
 # ## Two meanings of D
 #
-# > **In short.** D may be the text that exists, or the text that is read. In one grid of runs, the joint law wins by the first meaning, the additive law by the second.
+# > **In short.** D may be the text that exists, or the text that is read. In one grid of runs, the joint law predicts better by the first meaning, the additive law by the second.
 #
-# Text can run out. So each width also learned from half of the pairs, and so on to a sixteenth. Such a run ends when validation hasn't improved for three passes, or after the most passes (`PASSES`); its best pass counts.
+# Each width also learned from half of the pairs, and so on to a sixteenth. Such a run ends when validation hasn't improved for three passes, or after the most passes (`PASSES`); its best pass counts. On all captions it was the last in 17 of 18 runs, so more might help.
 #
 # **Predict.** Start from the smallest model on the smallest part. Which gains more: 14 times as many parameters, or 16 times as many captions?
 
@@ -377,7 +377,7 @@ grid = runs.assign(read=read).groupby(["width", "parts"]).agg(kept).reset_index(
 grid.pivot(index="width", columns="parts", values="loss")[[16, 1]].loc[[16, 96]].round(2)
 
 # %% [markdown]
-# The captions gain 0.85 nats, the parameters 0.19. Now the laws: the widest model and all runs on all captions are hidden from them.
+# The captions gain 0.85 nats, the parameters 0.19. From the laws, the widest model and the runs on all captions are hidden.
 
 # %%
 MEANINGS = {"exists": "unique", "was read": "read"}  # up to the best pass
@@ -389,7 +389,7 @@ for (meaning, D), law in product(MEANINGS.items(), (additive, joint)):
 pd.Series(rows).map("{:.1%}".format).unstack().rename_axis("D: the text that")
 
 # %% [markdown]
-# Here the better law depends on D. But nobody chooses the best pass: the run's own loss does. And a token read again is worth less than a new one (Muennighoff et al. 2023).
+# Here the better law depends on D. But a token read again is worth less than a new one (Muennighoff et al. 2023).
 
 # %%
 N, D, losses = columns(grid, D="unique")
@@ -398,7 +398,7 @@ assert np.ptp(says["joint"][4::5]) < np.ptp(says["joint"][::5]) / 2  # on a sixt
 grid_chart(grid.assign(N=N, D=D, **says), "joint", "additive")
 
 # %% [markdown]
-# On the left, the dots lie closer, and so do the joint law's lines. (The schedule may play a part: there the largest model is best at 0.89 of the peak rate, the smallest at 0.40.)
+# On the left, the dots lie closer, and so do the joint law's lines. (The schedule may play a part: there the largest model is best soon after its warm-up, the smallest at about half of its peak rate.)
 #
 # ## Is there a floor?
 #
@@ -426,17 +426,17 @@ titled(
 )
 
 # %% [markdown]
-# None without a law and a meaning of D. (8%: if a law is right, its floor lies beyond with a chance of 5%, by an F test.)
+# By themselves none: it takes a law and a meaning of D. (8%: if a law is right, the dots miss its floor with a chance of 5%, by an F test.)
 #
-# - The two better fits (1.2% and 1.9% at best) prefer zero and take 0.3 at most. The worst (4.2%) takes all: it doesn't describe these runs, so it can't judge.
-# - Fitted to passes 2 to 8 of all captions, both laws prefer 0.7 and more (above). The floor belongs to law and runs, not to the language.
+# - The two better fits (1.2% and 1.9% at best) prefer zero and take 0.3 at most. The worst (4.2%) takes all 15: it doesn't describe these runs, so it can't judge.
+# - Fitted to passes 2 to 8 of all captions, the laws prefer 0.9 and 0.7 (above). So a floor depends on law and runs.
 #
 # ## Summary
 #
-# - Curves of equal budget find the best size. A law carries it further.
-# - Choose a law by runs that it hasn't seen, and of the kind that you want to foresee.
+# - Curves of equal budget find the best size. A law extends them to other budgets.
+# - Choose a law by runs that it hasn't seen, of the kind that you want to predict.
 # - Say which parameters and which tokens you count. The exponents depend on the first, the better law on the second.
-# - Before you believe an exponent or a floor, leave out other readings.
+# - Before you believe an exponent or a floor, fit again without some readings.
 #
 # ## What the paper did that we don't
 #
