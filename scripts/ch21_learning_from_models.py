@@ -66,7 +66,7 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 # %% [markdown]
 # ## Who writes, and who learns
 #
-# > **In short.** Models can write what models learn from. Ask of each text: who wrote it, and who learns from it?
+# > **In short.** Models can learn from text that models wrote. Ask of each text: who wrote it, and who learns from it?
 
 # %%
 who_writes()
@@ -76,7 +76,7 @@ who_writes()
 #
 # ## Distillation by words
 #
-# > **In short.** At each place the teacher knows several good words. Let the student learn all of them.
+# > **In short.** At each place the teacher knows several good words. Let the student learn them all.
 #
 # "Ein kleiner Junge rennt über die Straße." The translation has begun with *A*. What comes next? Chapter 9's model answers.
 
@@ -104,9 +104,9 @@ titled(
 #
 # $$ \mathcal{L} = -\tau^2 \sum_{n=1}^{N} \sum_{v=1}^{V} q_{nv} \log p_{nv}, \qquad q_n = \mathrm{softmax}(t_n / \tau), \quad p_n = \mathrm{softmax}(s_n / \tau). $$
 #
-# Its gradient with respect to $s_n$ is $\tau\,(p_n - q_n)$. With a large $\tau$, the difference of $p$ and $q$ shrinks like $1/\tau$. The factor $\tau^2$ makes up for it: the gradient keeps its size.
+# Its gradient with respect to $s_n$ is $\tau\,(p_n - q_n)$. With a large $\tau$, the difference of $p$ and $q$ shrinks like $1/\tau$. The factor $\tau^2$ makes up for it.
 #
-# With $\tau = 1$, two known losses differ only in $q$. With all of $q_n$ on the person's word it is cross-entropy. With a part $\varepsilon$ of it spread evenly it is label smoothing: a teacher that thinks all other words equally likely. (This series trains no student by words.)
+# With $\tau = 1$ this loss has two known cases. With all of $q_n$ on the person's word it is cross-entropy. With a part $\varepsilon$ of $q_n$ spread evenly it is label smoothing: a teacher that thinks all other words equally likely. (This series trains no student by words.)
 
 
 # %% tags=["yours"]
@@ -135,7 +135,7 @@ torch.testing.assert_close(taught_by_words(logits, smooth), LabelSmoothing(0.1)(
 #
 # $$ -\sum_{y} q(y \mid x) \log p(y \mid x) \;\approx\; -\log p(\hat y \mid x), \qquad \hat y = \arg\max_y q(y \mid x) $$
 #
-# Here $x$ is a source, $y$ a target, and $p$ the student. A search finds $\hat y$, or nearly. So the loss stays as it is, and the corpus is new.
+# Here $x$ is a source, $y$ a target, and $p$ the student. A search finds $\hat y$, or nearly. So the loss is cross-entropy, as before; only the targets are new.
 
 
 # %%
@@ -166,7 +166,7 @@ pd.DataFrame(shown, columns=["source", "a person", "the teacher"])
 #
 # ### On record
 #
-# The trainings of this section and of the next two are in [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save`): the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout. A training is five passes over Multi30k. Each row has three seeds and its own learning rate. All scores are of the validation split, which also chose the rates and each run's best pass; BLEU is by greedy decoding.
+# The trainings of this section and of the next two are in [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save`): the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout. A training is five passes over its pairs, or up to 32 over a sixteenth of Multi30k. Each row has three seeds. All scores are of the validation split, which also chose the learning rates and each run's best pass; BLEU is by greedy decoding.
 #
 # The teacher's English has fewer different words, and the next word is easier to guess from the last (its entropy, in nats):
 
@@ -202,9 +202,9 @@ def verdict_on(row: str, rival: str, score: str = "BLEU") -> str:
 print(verdict_on("teacher's translations", "all pairs"))
 
 # %% [markdown]
-# The teacher's student predicts people's words *worse*, yet what it writes is closer to people's text. BLEU looks only at that.
+# The teacher's student predicts people's words *worse*, yet what it writes is closer to people's text. BLEU looks only at the text.
 #
-# The teacher had learned these very captions: its BLEU is 51.7 on them, 41.3 on validation. So its text is closer to people's than it would be for new sources.
+# The teacher had learned the training captions: its BLEU is 51.7 on them, 41.3 on validation. So its text is closer to people's than it would be for new sources.
 
 
 # %% [markdown]
@@ -216,7 +216,7 @@ print(verdict_on("teacher's translations", "all pairs"))
 #
 # $$ \mathcal{L} = -\sum_{(x, y) \in \mathcal{P}} \log p(y \mid x) - \sum_{y \in \mathcal{M}} \log p(y \mid \hat x), \qquad \hat x = \arg\max_x r(x \mid y) \;\text{ or }\; \hat x \sim r(\cdot \mid y) $$
 #
-# The first choice is Sennrich et al.'s. Edunov et al. (2018) *draw* $\hat x$: worse German, but more varied. It taught their models more, except when pairs were few.
+# Sennrich et al. make the first choice. Edunov et al. (2018) *draw* $\hat x$: such text is worse, but more varied. Their models learned more from it, except when pairs were few.
 
 
 # %%
@@ -233,7 +233,7 @@ def turned_around(data: TrainingData) -> TrainingData:
 
 
 # %% [markdown]
-# **Your turn.** Write `back_translated`; `reverse` writes German for English that has none. The model's text must land on the side that is *read*. On the other side it would replace a person's target, and the training loss would look splendid: a model's text is easy.
+# **Your turn.** Write `back_translated`; `reverse` writes German for English that has none. The model's text must land on the side that is *read*. If it replaced the person's target, the training loss would be low: a model's text is easy to predict.
 
 
 # %% tags=["yours"]
@@ -272,11 +272,11 @@ for row, rival in ((drawn, "a part"), (greedy, drawn)):
 means.loc[["a part", *german_of, "all pairs"], ["loss", "bleu"]].round(2)
 
 # %% [markdown]
-# Either German takes 0.9 nats or more off the loss. Drawn German shows no gain in BLEU; greedy German has 2.8 more at nearly the same loss. What did drawn German teach?
+# Both kinds of German lower the loss by 0.9 nats or more. Drawn German shows no gain in BLEU; greedy German has 2.8 more than drawn at nearly the same loss. What did drawn German teach?
 #
-# English, perhaps. A model can guess the next word from the source, or from the English before it. More captions teach more English, whatever stands beside them.
+# Perhaps English. A model can guess the next word from the source, or from the English before it. More captions teach more English, whatever stands beside them.
 #
-# So put people's German of *another* caption beside each of the 27,188. Such a source says nothing. All else, the learning rate too, is as with drawn German. **Predict.** How far does the loss fall? And BLEU?
+# So put people's German of *another* caption beside each of the 27,188. Such a source says nothing about its target. All else, the learning rate too, is as with drawn German. **Predict.** How far does the loss fall? And BLEU?
 
 # %%
 shuffled = "a part, with shuffled German"
@@ -302,13 +302,13 @@ falls_chart(
 # %% [markdown]
 # With shuffled German the loss falls by 0.7 nats, three quarters as far as with drawn German, and the translations get far worse. Where a model can gain by writing alone, its loss says little about translation.
 #
-# (Is drawn German worth more, since its loss is lower by another 0.2? We can't tell: shuffled German does harm.)
+# (The other quarter needn't be translation: shuffled German does harm.)
 
 
 # %% [markdown]
 # ## Minimum risk
 #
-# > **In short.** In use the whole text is judged. So let a model write several texts, mark each, and shift probability from the bad ones to the good.
+# > **In short.** A reader judges the whole text. So let a model write several texts, mark each, and shift probability from the bad ones to the good.
 #
 # With $y^\star$ the person's translation, a mark $\Delta$ says how bad a text is: 0 is perfect. The *risk* is the mean mark of the texts that the model draws:
 #
@@ -340,7 +340,7 @@ torch.testing.assert_close(risks, torch.tensor([1 / (1 + 3**0.5), 0.5 / 3]))
 # %% [markdown]
 # ### Who is pushed up, who down
 #
-# The derivative is $\partial \tilde R / \partial \ell_y = \alpha\, Q(y)\, (\Delta(y, y^\star) - \tilde R)$. Descent pushes up the candidates that are better than their set's mean under $Q$, and pushes the others down.
+# The derivative is $\partial \tilde R / \partial \ell_y = \alpha\, Q(y)\, (\Delta(y, y^\star) - \tilde R)$. Descent pushes up the candidates that are better than their set's mean under $Q$, and the others down.
 #
 # **What the denominator does.** Leave it out, and each text that wasn't drawn counts as perfect, with a mark of 0. So all of them go up, good or bad.
 #
@@ -373,7 +373,7 @@ table = pd.DataFrame({name: values.tolist() for name, values in columns.items()}
 table.round(3) + 0.0  # no -0.0
 
 # %% [markdown]
-# Of the drawn, Q pushes up the two that are better than the mean; it leaves the undrawn two alone. Raw P pushes both of these up by 0.024, the right text and *A dog is running.* alike.
+# Of the drawn four, Q pushes up the two better than the mean; it leaves the undrawn two alone. Raw P pushes both of these up by 0.024, the right text and *A dog is running.* alike.
 #
 # Each step sees only what was drawn. **Predict.** Does the *true* risk fall, the mean over all six? What if the reference always joins the candidates?
 
@@ -393,11 +393,11 @@ for name, joining in {"drawn": [], "drawn, and the reference": [4]}.items():
             print(f"{name}, {step:,} steps: {true_risk:.2f}; the likeliest: {likeliest}")
 
 # %% [markdown]
-# It falls, from draws alone slowly: after 100 steps a wrong text leads. What isn't drawn isn't pushed up. With the reference in every set the right text leads soon, so the record's sets have it, too.
+# The true risk falls, but slowly from draws alone: after 100 steps a wrong text leads. What isn't drawn isn't pushed up. With the reference in every set the right text leads soon, so the record's sets have it, too.
 #
 # ### On record
 #
-# The models of *all pairs* trained for another 200 steps of 16 captions, with eight draws for each and the reference. They have to beat the same models after 200 more steps of cross-entropy on these captions. Those steps take a tenth of the time. Each loss has the rate with the best chrF on validation. **Predict.** Which of chrF and BLEU goes up?
+# The models of *all pairs* trained for another 200 steps of 16 captions, with eight draws for each and the reference. They have to beat the same models after 200 more steps of cross-entropy on these captions. Cross-entropy takes less than a tenth of the time. Each loss has the rate with the best chrF on validation. **Predict.** Which of chrF and BLEU goes up?
 
 # %%
 for score in ("chrF", "BLEU"):
@@ -412,17 +412,17 @@ means.loc[["all pairs", "more cross-entropy", "minimum risk"], ["words"]].round(
 # %% [markdown]
 # ## The ladder
 #
-# > **In short.** Longer trainings from chapter 9's weights, and two tests that disagree.
+# > **In short.** We train chapter 9's model further, by several recipes. Two tests disagree.
 #
-# The record's models are small. Which recipe makes chapter 9's model better? Each of these goes on from that model's weights ([all runs](../docs/ladder.md)).
+# The record's models are small. Each recipe below goes on from the weights of chapter 9's model ([all runs](../docs/ladder.md)).
 #
 # | name | what it does |
 # |---|---|
 # | *onward* | a control, though stopped early: people's pairs alone, six passes, of which validation kept the fourth or the second |
 # | *widened* | trains on people's pairs, on chapter 9's English for their German, and on two reverse models' German for their English (*data diversification*, Nguyen et al. 2020) |
 # | *risk* | trains by minimum risk, one pass over all pairs. Candidates are the eight best texts of a beam, a mark is 1 − BLEU/100, cross-entropy stays in the loss ([`risk.py`](../scripts/studies/risk.py)) |
-# | *risk-mean* | the mean of three risk runs' weights, one of them after a second pass |
-# | *all-mean* | the mean of three such risk runs' and two widened runs' weights |
+# | *risk-mean* | the mean of the weights of two risk runs, and of one of these two after a second pass |
+# | *all-mean* | the mean of three such weights and those of two widened runs |
 #
 # Short runs from the same weights stay so near to each other that their weights can be averaged (Wortsman et al. 2022).
 #
@@ -462,11 +462,11 @@ two_tests_chart(
 )
 
 # %% [markdown]
-# Every run of *widened* and of *all-mean* gains on both tests. Every run of *risk* gains on the test of 2016, and loses more on that of 2017 than either run of *onward*.
+# Greedily, every run of *widened* and of *all-mean* gains on both tests. Every run of *risk* gains on the test of 2016, and loses more on that of 2017 than either run of *onward*. (*Risk* trained on BLEU itself; the records have no other score.)
 #
-# With a beam the length penalty matters as much, and validation chose it for each run. Chapter 9's model has 41.6 and 37.4 with its own, 0.6. With 1.4, which validation prefers, it has 41.9 and 37.0 (`python -m scripts.evaluate --model models/multi30k-de-en --beam 5 --alpha 1.4`). *Risk* has 42.3 and 37.0 on average: compared with the latter, it loses nothing on the test of 2017.
+# With a beam, validation chose each run's length penalty. Chapter 9's model keeps 0.6, and has 41.6 and 37.4. With 1.4, which validation prefers, it has 41.9 and 37.0 (`python -m scripts.evaluate --model models/multi30k-de-en --beam 5 --alpha 1.4`). On average *risk* has 42.3 and 37.0, *widened* 41.9 and 37.5. So against 1.4 *risk* loses nothing in 2017, and *widened* gains nothing in 2016.
 #
-# What is a mean worth, beside the runs that it is made of?
+# Is a mean better than its runs?
 
 # %%
 trials = {}
@@ -479,21 +479,21 @@ for run in NAMES["all-mean"]:
 pd.DataFrame(trials).T
 
 # %% [markdown]
-# With a beam the mean beats the best of its five runs, on both tests, in both trials. Greedily on the test of 2017 it lies below the best, by 0.7 and 0.8.
+# With a beam the mean beats the best of its five runs, on both tests, for both means. Greedily on the test of 2017 it lies below the best, by 0.7 and 0.8.
 #
 # ### The tests had a say
 #
-# *All-mean* ships: `make translate` uses its second seed, which validation picked. Two doubts remain.
+# *All-mean* ships: `make translate` uses the second mean, which validation picked. But:
 #
-# - Is the lead luck? `python -m scripts.evaluate --beam 5 --against models/multi30k-de-en` makes the comparison of [chapter 10](ch10_judging.ipynb), each model with its own length penalty: on test_2016_flickr +1.43 (0.75 to 2.09, p = 0.0004), on test_2017_flickr +0.52 (−0.26 to 1.41, p = 0.12). On the second test it may be luck.
-# - Validation alone should choose. It had chosen *risk-mean*, which we didn't ship: on test_2017_flickr it has 37.0, chapter 9's model 37.4. That led to *widened* and *all-mean*. So the tests had a say, and their scores flatter.
+# - Is the lead luck? `python -m scripts.evaluate --beam 5 --against models/multi30k-de-en` makes the comparison of [chapter 10](ch10_judging.ipynb), each model with its own length penalty: on test_2016_flickr +1.43 (0.75 to 2.09, p = 0.0004), on test_2017_flickr +0.52 (−0.26 to 1.41, p = 0.12). The second may be luck. With 1.4 for both models the leads are about 1.1 and 0.9.
+# - Validation alone should choose. It had chosen *risk-mean*, which we didn't ship: on test_2017_flickr it has 37.0, chapter 9's model 37.4. So the tests had a say, and their scores flatter.
 #
 # ## Summary
 #
 # - Distillation by words puts the teacher's probabilities in the label's place.
-# - Distillation by sequences gains BLEU by greedy decoding, though its students predict people's words worse.
-# - Greedy back-translation beat drawn by 2.8 BLEU at nearly the same loss. Beside sources that say nothing the loss falls, too, while BLEU is lost.
-# - Minimum risk contrasts the model's own attempts. It improves the score that it trains on; judge it by another.
+# - Distillation by sequences gained BLEU, though its students predict people's words worse.
+# - Greedy back-translation beat drawn by 2.8 BLEU at nearly the same loss. With shuffled sources the loss fell, too, and so did BLEU.
+# - Minimum risk contrasts the model's own attempts. With chrF as the mark, chrF rose and BLEU fell.
 # - Runs that go on from the same weights can be averaged. The model that ships is such a mean.
 #
 # ## Exercises
@@ -524,7 +524,7 @@ check(closest_to_people)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*, `solution("policy_loss")`
 #
-# Language models are tuned by a policy gradient called RLOO (REINFORCE leave-one-out: Kool et al. 2019, Ahmadian et al. 2024). Each source has two or more drawn candidates; duplicates stay. A candidate's loss is $\log P(y)$ times its excess risk: $\Delta(y)$ minus the mean $\Delta$ of its source's *other* candidates. Return the mean over all N. `log_probs`, `risks` and `counts` are those of `risk_of_candidates`; let no gradient flow into the marks.
+# RLOO is a policy gradient that can tune language models (REINFORCE leave-one-out: Kool et al. 2019, Ahmadian et al. 2024). Each source has two or more drawn candidates; duplicates stay. A candidate's loss is $\log P(y)$ times its excess risk: $\Delta(y)$ minus the mean $\Delta$ of its source's *other* candidates. Return the mean over all N. `log_probs`, `risks` and `counts` are those of `risk_of_candidates`; let no gradient flow into the marks.
 
 
 # %%
