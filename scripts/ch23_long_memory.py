@@ -90,7 +90,7 @@ for kind, numbers in (kept | {"latent": 512 + 64}).items():
 print(f"and its weights: {236e9 * 2 / 2**30:,.0f} GiB")
 
 # %% [markdown]
-# The text would need 366 GiB, five sixths of what the weights need. With latents, which that model has instead of groups, it is 6.4.
+# The text needs 366 GiB, five sixths of the weights' need. With that model's latents it is 6.4.
 #
 # These caches grow with the length. Two ideas stop that. A **window** keeps only the last $w$ tokens. A **state** is one matrix per head, into which all tokens write.
 
@@ -109,13 +109,13 @@ figures.cache_growth_chart(lengths, numbers, "Only a window and a state stop gro
 # %% [markdown]
 # ## Latent attention
 #
-# > **In short.** Don't keep keys and values. Keep one short vector from which all heads' keys and values can be made. While decoding, don't even make them: move that work to the query.
+# > **In short.** Keep one short vector, from which all heads' keys and values can be made. While decoding, don't make them: move that work to the query.
 #
-# This is multi-head latent attention, MLA ([DeepSeek-V2](https://arxiv.org/abs/2405.04434), §2.1). For a token $h_t \in \mathbb{R}^D$ and a latent width $d_c \ll 2Hd_k$:
+# This is multi-head latent attention, MLA ([DeepSeek-V2](https://arxiv.org/abs/2405.04434), §2.1). For a token's vector $h_t \in \mathbb{R}^D$ and a latent width $d_c \ll 2Hd_k$:
 #
 # $$ c_t = \mathrm{norm}(W^{DKV} h_t) \in \mathbb{R}^{d_c}, \qquad k_{t,i} = W^{UK}_i c_t, \qquad v_{t,i} = W^{UV}_i c_t \qquad (i = 1 \dots H) $$
 #
-# with $W^{DKV}$ $(d_c, D)$, $W^{UK}_i$ and $W^{UV}_i$ $(d_k, d_c)$: $D$ for down, $U$ for up. Only $c_t$ is kept. A score needs no key, since the matrix can change sides:
+# with $W^{DKV}$ $(d_c, D)$, $W^{UK}_i$ and $W^{UV}_i$ $(d_k, d_c)$; in the names, D is for down, U for up. Only $c_t$ is kept. A score needs no key, since the matrix can change sides:
 #
 # $$ q_i \cdot k_{t,i} = q_i^\top W^{UK}_i c_t = \big({W^{UK}_i}^\top q_i\big)\cdot c_t $$
 
@@ -137,9 +137,9 @@ print(f"keys made: {(S * H * d_k * d_c + S * H * d_k) / 1e9:.1f} billion multipl
 print(f"queries moved: {(H * d_k * d_c + S * H * d_c) / 1e9:.1f} billion")
 
 # %% [markdown]
-# But a single score now takes $d_c$ products instead of $d_k$. So this pays for one new token, and not in training, where keys made once serve all queries. The values' matrix moves, too: $\sum_t a_t W^{UV}_i c_t = W^{UV}_i \sum_t a_t c_t$, with attention weights $a_t$.
+# Cached keys' scores need 0.07 billion, $d_k$ each, not $d_c$: latents save memory, not work. In training it doesn't pay to move: keys made once serve all queries. The values' matrix moves, too: $\sum_t a_t W^{UV}_i c_t = W^{UV}_i \sum_t a_t c_t$, with attention weights $a_t$.
 #
-# Rotary positions would spoil this. With a query at position s, a rotation stands in between, $q_i^\top R_{t-s} W^{UK}_i c_t$: another one for each distance, so one moved query can't serve all keys. So positions get a small key of their own, shared by all heads: $k^R_t = R_t W^{KR} h_t$, with $W^{KR}$ $(d_R, D)$. Each head's query has a matching part $q^R_i$:
+# Rotary positions would spoil this. With a query at position s, a rotation stands in between, $q_i^\top R_{t-s} W^{UK}_i c_t$: another one for each distance, so one moved query can't serve all keys. Positions get a small key of their own, shared by all heads: $k^R_t = R_t W^{KR} h_t$, with $W^{KR}$ $(d_R, D)$. Each head's query has a matching part $q^R_i$, which $R_s$ turned:
 #
 # $$ \text{score} = \frac{q_i\cdot k_{t,i} + q^R_i\cdot k^R_t}{\sqrt{d_k + d_R}} $$
 
@@ -216,7 +216,7 @@ print(f"{sum(part.numel() for part in layer.remember(x[:1, :1]))} numbers a toke
 #
 # > **In short.** Let most layers see only the nearest words. Distant words arrive through a few layers that see everything.
 #
-# With a window, position $i$ sees the keys closer than $w$ (Longformer, [Beltagy et al. 2020](https://arxiv.org/abs/2004.05150)). In the layer below, each of these saw *its* neighbours. **Predict.** With three layers and a window of 3, how many words back can the last word see? And if the middle layer is global?
+# With a window, position $i$ sees the keys closer than $w$ (Longformer, [Beltagy et al. 2020](https://arxiv.org/abs/2004.05150)). One layer earlier, each of these saw *its* neighbours. **Predict.** With three layers and a window of 3, how many words back can the last word see? And if the middle layer is global?
 
 
 # %%
@@ -235,11 +235,11 @@ assert [int(reach[-1].sum()) - 1 for reach in reaches.values()] == [2, 6, 11]
 figures.reach_chart(reaches, "Three local layers see 6 words back; with a global one, all")
 
 # %% [markdown]
-# N local layers reach $N(w-1)$ words back, here 6. Gemma 3 ([2025](https://arxiv.org/abs/2503.19786)) has five local layers, with a window of 1,024, for each global one. At 131,072 tokens its cache is 17% of that of six global layers.
+# N local layers reach $N(w-1)$ words back, here 6. Gemma 3 ([2025](https://arxiv.org/abs/2503.19786)) has five local layers, with a window of 1,024, for each global one. At 131,072 tokens these six keep 17% of what six global ones would.
 #
 # ## A state instead of a cache
 #
-# > **In short.** Replace the exponential in the softmax by a plain product, and the sum over all words can be made *before* the query comes. Then one small matrix is the whole memory.
+# > **In short.** Replace the exponential in the softmax by a plain product, and the sum over all words can be made *before* the query comes.
 #
 # [Katharopoulos et al. (2020)](https://arxiv.org/abs/2006.16236) write $\phi(q)\cdot\phi(k)$ instead of $e^{q\cdot k}$, with $\phi(x) = \mathrm{elu}(x) + 1 > 0$. A product of three matrices may be bracketed either way:
 
@@ -365,7 +365,7 @@ for form in (write_and_read, fives):
     torch.testing.assert_close(with_gradients(linear_attention, (q, k, v), form), whole)
 
 # %% [markdown]
-# For adding, a chunk of n tokens needs $n^2d$ products for its scores, as many for its answers, and for the state twice $nd^2$. In all that is $2Td(n + d)$ instead of $2T^2d$: for 4,096 tokens and $n = d = 64$ a 32nd, in 64 steps instead of 4,096. (The delta rule needs somewhat more.)
+# For adding, a chunk of n tokens needs $n^2d$ products for its scores, as many for its answers, and for the state twice $nd^2$. In all that is $2Td(n + d)$: for 4,096 tokens and $n = d = 64$ a 32nd of the left bracket's $2T^2d$, in a 64th of the recurrence's steps. (The delta rule needs some 60% more.)
 #
 # ## Who remembers?
 #
@@ -443,7 +443,7 @@ class Recaller(nn.Module):
 
 
 # %% [markdown]
-# The kinds have the same parameters, but for the latents' maps and the rate β, which only adding and the delta rule use. Texts grow while a model learns.
+# The kinds have the same parameters, but for the latents' maps and the rate β, which only adding and the delta rule use.
 
 
 # %%
@@ -502,7 +502,7 @@ for text, pairs, share in ((ONCE, 32, 0.95), (TWICE, 8, 0.7)):
     print(f"{text}, more than {share:.0%} of {pairs} pairs: {', '.join(able)}")
 
 # %% [markdown]
-# Softmax and latents recall the 32 pairs. Of the three, only the delta rule answers with the later value.
+# Softmax and latents recall the 32 pairs; only the delta rule answers with the later value.
 #
 # The record has texts of 512 tokens, d = 32, three seeds, and for each memory the best rate of a sweep ([`recall-pairs.json`](../results/recall-pairs.json), `python -m scripts.studies.recall --save`).
 
@@ -533,9 +533,9 @@ pd.DataFrame({"numbers kept": kept} | shares).loc[[*kept]].round(2)
 
 # %% [markdown]
 # - **Softmax and latents** recall all of 128 pairs, latents with a quarter of softmax's numbers.
-# - **The window** answers the queries whose pair it still sees (11% at 8 pairs) and guesses.
-# - **A state** recalls 8 pairs, and of more a smaller and smaller share. With keys of 32 numbers it holds at most 32 arbitrary values exactly. But an answer need not be exact to pick the right one of 64 values: at 64 pairs adding is right in 84%.
-# - **Correcting** gains nothing where each key comes once. Where it comes twice, adding can't know which value was later, nor can softmax without positions: about half of their answers are right, or fewer. The delta rule does as well as before. (A softmax that prefers near keys learns it, too; a test shows it.)
+# - **The window** answers the queries whose pair it still sees (11% at 8 pairs) and guesses the rest.
+# - **A state** recalls 8 pairs, and of more pairs a smaller share. With keys of 32 numbers it holds at most 32 arbitrary values exactly. But an inexact answer can pick the right one of 64 values: at 64 pairs adding is right in 84%.
+# - **Correcting** gains nothing where each key comes once. Where it comes twice, adding can't know which value was later, nor can softmax without positions: about half of their answers are right, or fewer. The delta rule answers 8 pairs without a mistake, but with 64 keys 46% are right; with each key once, 79%. (A softmax that prefers near keys learns it, too.)
 #
 # Is it the state's size that decides?
 
@@ -553,7 +553,7 @@ figures.recall_chart(
 )
 
 # %% [markdown]
-# Mostly. At 64 pairs a state of 16 × 16 is right in 31%, of 32 × 32 in 79%, of 64 × 64 in 98%. Three times the steps gain 9 points, at 128 pairs 10. The rest of the model grew with the state, but its width wasn't the main limit: with d = 16, softmax recalled all 32 pairs.
+# Mostly it is. At 64 pairs a state of 16 × 16 is right in 31%, of 32 × 32 in 79%, of 64 × 64 in 98%. Three times the steps gain 9 points, at 128 pairs 10. The rest of the model grew with the state, but its width wasn't the main limit: with d = 16, softmax recalled over 95% of 32 pairs.
 #
 # *What this can't say:* how much a text of language needs.
 #
@@ -561,13 +561,13 @@ figures.recall_chart(
 #
 # > **In short.** The T × T weights are only an intermediate result. Take a tile of queries and of keys at a time, keep a running softmax, and the large matrix never exists.
 #
-# FlashAttention gives softmax attention's own numbers with less memory ([Dao et al. 2022](https://arxiv.org/abs/2205.14135); the order of our loops is from [Dao 2023](https://arxiv.org/abs/2307.08691)).
+# FlashAttention computes softmax attention with less memory ([Dao et al. 2022](https://arxiv.org/abs/2205.14135); the order of our loops is from [Dao 2023](https://arxiv.org/abs/2307.08691)).
 #
 # The obstacle is the softmax. It needs the largest score and the sum over *all* keys. But both can be corrected later. For one query, after some tiles, let $m$ be the largest score so far, $\ell = \sum_j e^{s_j - m}$ and $a = \sum_j e^{s_j - m} v_j$. Before the first tile, $m = -\infty$ and the sums are 0. A new tile with scores $s'$ gives
 #
 # $$ m' = \max(m, \max_j s'_j), \qquad \ell \leftarrow e^{m - m'}\ell + \sum_j e^{s'_j - m'}, \qquad a \leftarrow e^{m - m'}a + \sum_j e^{s'_j - m'} v_j $$
 #
-# and then $m \leftarrow m'$. At the end the output is $a/\ell$. **Predict.** Six scores come in three tiles: 1, 3, then 6, 2, then 4, 5. By what factor must the first tile's sum shrink? And the second's?
+# and then $m \leftarrow m'$. At the end the output is $a/\ell$. **Predict.** Six scores come in three tiles: 1, 3, then 6, 2, then 4, 5. By what factor must the first tile's sum shrink? And the sum of the first two?
 
 # %%
 m, total, steps = torch.tensor(-math.inf), torch.tensor(0.0), []
@@ -581,7 +581,7 @@ torch.testing.assert_close(m + total.log(), torch.cat(scores).logsumexp(0))
 figures.tiles_picture(steps, [tile.tolist() for tile in scores])
 
 # %% [markdown]
-# The first sum shrinks by $e^{3-6} = 0.05$, the second doesn't, as the maximum stays. If you forget to shrink, a test whose largest score comes first won't notice. **Your turn.** Write it for all queries.
+# The first tile's sum shrinks by $e^{3-6} = 0.05$. The sum of two stays, as the maximum does. If the first tile has the largest score, a test won't notice a forgotten factor. **Your turn.** Write it for all queries.
 
 
 # %% tags=["yours"]
@@ -622,7 +622,7 @@ for causal, size in itertools.product((False, True), (1, 3, 4, 64)):
     torch.testing.assert_close((scores - log_sum).exp(), weights)
 
 # %% [markdown]
-# The check's last line is for the backward pass. Autograd would keep all tiles' weights, so no memory would be saved. Instead a kernel keeps q, k, v, the output and one number per query, $L = m + \log \ell$, and computes each tile's weights *again*: $p_{ij} = e^{s_{ij} - L_i}$.
+# The backward pass needs the weights again, as in the check's last line. Autograd would keep all tiles' weights. A kernel keeps instead q, k, v, the output and one number per query, $L = m + \log \ell$, and computes each tile's weights *again*: $p_{ij} = e^{s_{ij} - L_i}$.
 #
 # **Predict.** For a text twice as long, how many times as much is kept for the backward pass, with PyTorch's kernel and with a plain softmax?
 
@@ -653,15 +653,15 @@ figures.kept_for_backward_chart(
 )
 
 # %% [markdown]
-# For twice the text the kernel keeps twice as much, plain softmax 3.7 times: at 2,048 tokens 16 and 144 MiB. The 144 are the weights, *one* T × T matrix per head (128), the mask (4), and q, k and v (12). The scores aren't kept: softmax's backward pass needs only its output.
+# From 1,024 to 2,048 tokens the kernel's memory doubles, to 16 MiB; plain softmax's grows 3.7 times, to 144. The 144 are *one* T × T matrix per head, the weights (128), the mask (4), and q, k and v (12). The scores aren't kept: softmax's backward pass needs only its output.
 #
-# The paper's gain in time we didn't measure: a tile fits into a GPU's small fast memory, and computing weights again there is cheaper than fetching them.
+# We didn't measure the paper's gain in time. A tile fits into a GPU's small fast memory, where computing weights again is cheaper than fetching them.
 #
 # ## On short captions
 #
-# > **In short.** In the decoder's self-attention, no loss from groups or latents can be told from chance; elsewhere latents lose. A window gains.
+# > **In short.** In the decoder's self-attention, no loss from groups or latents can be told from chance; elsewhere latents lose. A window in both stacks gains.
 #
-# Chapter 22's record has these layers in a translator of captions of 18 pieces. Latents bring rotary positions: their first row has to beat *rotary*, each further one the row before.
+# Chapter 22's record has these layers in a translator of captions of 18 pieces. Groups are in the decoder alone. Latents bring rotary positions: their first row has to beat *rotary*, each further one the row before.
 
 # %%
 said, rows = block_verdicts(), ["grouped-query", "multi-query", "latent, decoder alone", "latent"]
@@ -673,13 +673,13 @@ for row in (*rows, "latent, across too", "window of 4", "linear attention"):
 #
 # ## Summary
 #
-# - A cache costs $2Hd_k$ numbers per token and layer; groups make it $2Gd_k$, latents $d_c + d_R$. Latents decode cheaply because a matrix can move from the key to the query.
+# - A cache costs $2Hd_k$ numbers per token and layer; groups make it $2Gd_k$, latents $d_c + d_R$. Latents needn't be made into keys, because a matrix can move to the query.
 # - A state never grows, and its size limits what it recalls. The delta rule replaces an old value; adding can't.
 # - Softmax can be computed in tiles if what was added is shrunk whenever the maximum rises. A plain softmax keeps one T × T matrix for the backward pass, a kernel none.
 #
 # ## What these papers did that we don't
 #
-# DeepSeek-V2 compresses queries, too. FlashAttention is a GPU kernel, with a backward pass. Qwen3-Next (2025) keeps one layer of full attention for every three of *Gated DeltaNet* ([Yang et al. 2025](https://arxiv.org/abs/2412.06464)).
+# DeepSeek-V2 compresses queries, too. FlashAttention is a GPU kernel with a backward pass. Qwen3-Next (2025) keeps one layer of full attention for every three of *Gated DeltaNet* ([Yang et al. 2025](https://arxiv.org/abs/2412.06464)).
 #
 # ## Exercises
 #
@@ -705,11 +705,11 @@ check(gated_delta)
 #
 # *think · difficulty ●●○ · worth ●●○ · 10 minutes*
 #
-# Why doesn't latent attention keep turned keys $R_t W^{UK} c_t$? And why may one rotary key serve all heads?
+# Why doesn't latent attention keep rotated keys $R_t W^{UK} c_t$? And why may one rotary key serve all heads?
 #
 # <details><summary>An answer</summary>
 #
-# Turned keys would take their full $Hd_k$ numbers. If only $c_t$ is kept, a query at s needs $q^\top R_{t-s} W^{UK}$ for each t: as much work as making the keys. One rotary key for all heads is multi-query attention, for the part of the score that depends on position. Each head still asks with a query of its own.
+# Rotated keys would take $Hd_k$ numbers a token. If only $c_t$ is kept, a query at s needs $q^\top R_{t-s} W^{UK}$ for each t: as much work as making the keys. One rotary key for all heads is multi-query attention, for the part of the score that depends on position. Each head still asks with a query of its own.
 #
 # </details>
 #
