@@ -155,7 +155,7 @@ FAULTS = {
         "the delta rule adds": ("value - key @ state if correct", "value if correct"),
     },
     ("ch24_*", "test_ch24_*"): {
-        "an expert's visits lose their weights": ("share.flatten()[order]", "share.flatten()"),
+        "an expert's visits lose their weights": ("weights.flatten()[order]", "weights.flatten()"),
         "padding is routed": ("self.feed_forward(x, real)", "self.feed_forward(x)"),
         "the bias for balance isn't stored": (
             "torch.zeros(experts))",

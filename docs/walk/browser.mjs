@@ -110,6 +110,7 @@ await page.click("#code summary");
 await page.waitForFunction(() => document.querySelector("#code pre").textContent);
 answer.code = await text(page, "#code pre");
 await page.click("#table summary");
+await page.waitForSelector("#table tbody td"); // the rows are drawn after the click
 answer.table = await page.locator("#table tbody tr:first-child td").allInnerTexts();
 await then(page, () => page.locator("#cell-links button").last().click());
 answer.followed = await seen(page);
