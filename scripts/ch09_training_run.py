@@ -610,7 +610,7 @@ pd.concat(frames).pivot_table("length_ratio", "order", "step", sort=False).round
 # - *The last nine steps* keep outputs long. With nine others BLEU is back at the end. In shuffled orders, too, outputs end longer with the epoch's own nine: 1.04 instead of 0.96.
 # - *The order of the steps before* decides how far it goes. After two shuffled orders, the same long steps and the same nine leave BLEU in the grey.
 #
-# We didn't find what these nine steps have; their sentences are short (14.6 tokens). Two more orders are on [record](../results/epochs-multi30k.json): with five other steps first, or with only three of the five late, BLEU ends as low. Epoch 12, with its own five longest late, ends at 40.4, not 41.5.
+# We didn't find what these nine steps have; their sentences are short (14.6 tokens). Two more orders are on [record](../results/epochs-multi30k.json): with five other steps first, or with only three of the five late, BLEU ends as low. Epoch 12, with its own five longest late, ends at 40.0 to 40.7; as they came, at 41.5.
 #
 # **Moral.** The grey spans 2.8 BLEU within 90 steps: in mid-run one epoch's BLEU says little. Look at the outputs' length: from epoch 2 on only epochs 5 and 11 exceed a ratio of 1.08, and they have the deepest falls. Then wait: five steps heal this one, and the last four epochs, as the rate goes to 0, lie within 0.5 BLEU.
 #

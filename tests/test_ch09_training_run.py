@@ -141,6 +141,13 @@ def test_outputs_end_longer_with_the_epochs_own_last_steps():
         late = ratios[f"order {number}, long steps late"]
         assert max(late) < min(ratios[f"order {number}, long steps late, own end"])
     assert max(ratios["others after the long steps"]) < min(ratios["as they came"])
+    fall = load_record("epochs-multi30k")["fall"]
+    ends = [run["bleu"] for run in fall["next epoch, longest steps late"]]
+    assert [round(min(ends), 1), round(max(ends), 1)] == [40.0, 40.7]
+    last_ten = fall["step by step"][12]  # steps 246 to 255: one long step, then the nine
+    assert round((10 * last_ten["recent_length"] - fall["long_steps"]["246"]) / 9, 1) == 14.6
+    for name in ("five others first", "three long steps late"):
+        assert max(run["bleu"] for run in controls[name]) < 35
 
 
 def test_nothing_is_unpickled():
