@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 45 with the code; a minute or two to run on a CPU |
 # | Before | [Chapter 25 · All of it on one page](ch25_one_page.ipynb) |
 #
-# *If you read only three cells:* the report of *Look before you train*, the table of *Where it fails*, the chart of *Fifty sentences*.
+# *If you read only three cells:* the report of *Look before you train*, the chart of *Where it fails*, the chart of *Fifty sentences*.
 
 # %% tags=["bootstrap"]
 import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
@@ -45,7 +45,7 @@ import pandas as pd
 
 from scripts.book.charts import titled
 from scripts.book.exercises import check
-from scripts.book.figures.own_pair import alignment, beside_seeds, tuning_chart
+from scripts.book.figures.own_pair import actors_chart, alignment, tuning_chart
 from scripts.book.figures.training import size_frame, sizes_chart
 from scripts.book.records import load_record
 from scripts.ch09_training_run import Run
@@ -267,9 +267,9 @@ print(f"{exact(model, test):.1%} are right")
 # Our grammar has two constructions that none of our pairs has.
 #
 # - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
-# - **The object first.** *Tivente havo limen*: the ending says who is heard, so it's the dog who hears the bird.
+# - **The object first.** *Tivente havo limen* has the ending `-te` on *tiven*, bird: the bird is heard. So the dog hears the bird.
 #
-# We ask for the sentence of our first picture, without and with `nok`. **Predict.** What will the model make of a word never seen?
+# **Negation.** We ask for the sentence of our first picture, without and with `nok`. **Predict.** What will the model make of a word that it has never seen?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -277,8 +277,7 @@ ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok bi
 print(*fast_translate(model, ASKED), sep="\n")
 
 # %% [markdown]
-# Ask your own ([words](../scripts/corpora/invented.py)). Next, 200 negations:
-
+# The model says the opposite of what we asked, in perfect English. Ask it your own sentences ([words](../scripts/corpora/invented.py)). Next, 200 negations:
 
 # %%
 def says_not(outputs: Sequence[str]) -> float:
@@ -292,71 +291,99 @@ assert says_not(translations(model, negated)) == exact(model, negated) == 0
 print(data.tokenizer.pieces("nok"))
 
 # %% [markdown]
-# None comes out right; no output of eight seeds holds a *not*, nor does any sentence in training. No unknown piece warns us: `nok` is cut into two known ones.
+# None of the 200 is right, and none of the outputs has a *not*: no training sentence has one. Nothing warns us either. The tokenizer has no "unknown" to report, since it cuts `nok` into two known pieces.
 #
-# With the object first 3 to 5 of 200 are right; three of the 200 mean the same either way (*Alenite aleni limel*). *Kurette lirel piri viten* means *The small singer washes the basket*; seed 1 says *The dog washes the small singer*. Where does the dog come from?
+# **The object first.** *Kurette lirel piri viten* means *The small singer washes the basket*: the basket, *kuret*, has the ending. What does the model say?
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+object_first = ruvel_pairs(200, construction="object first")
+assert exact(model, object_first) < 0.05
+print(*fast_translate(model, ["Kurette lirel piri viten."]))
+
+# %% [markdown]
+# At most 5 of 200 such sentences are right. Here a dog acts, and no dog is in the sentence! Where does it come from? Two things are new about the basket:
 #
-# **Suspects.** Two things are new. The basket comes **first**. And it has a **capital letter**: in training no sentence begins with a thing.
+# 1. It comes **first**. In training who acts comes first.
+# 2. It has a **capital letter**. In training no sentence begins with a thing, so the model never saw *Kurette*, only *kurette*, and these have different pieces:
 
 # %%
 print(data.tokenizer.pieces("Kurette"), data.tokenizer.pieces("kurette"))
 assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns_of(THINGS)}
 
 # %% [markdown]
-# **Experiment.** Cross the two. All other letters are small.
+# **Experiment.** Which of the two is to blame? We cross them. All other letters are small.
 #
 # | the basket | small letter | capital letter |
 # |---|---|---|
 # | in its usual place | lirel piri kurette viten. | lirel piri Kurette viten. |
 # | first | kurette lirel piri viten. | Kurette lirel piri viten. |
 #
-# In 99 sentences the object is a thing. We ask whose noun comes first in the output: the true actor's, the object's, or that of a stranger, such as the dog. **Predict.** Which cell of the table brings the strangers?
-
+# A second group of sentences is the control: their object is a *being*, such as the bird. Beings do begin training sentences, so the model knows them with a capital letter.
+#
+# In each output we look at the first noun, that is at who acts: the true actor, the object, or another, such as our dog. If the place is to blame, the two rows of the table differ; if the capital letter is, the two columns. **Predict.** For things, and for beings.
 
 # %%
 def crossed(pairs: PAIRS) -> dict[str, PAIRS]:
     """Pairs whose object comes first: in both orders, with its capital letter and without."""
     usual = [(usual_order(source), target) for source, target in pairs]
     cells = {}
-    for order, capital in {"usual order": usual, "object first": pairs}.items():
-        cells[f"{order}, small letter"] = [(source.lower(), target) for source, target in capital]
-        cells[f"{order}, capital"] = capital
+    for order, with_capital in {"usual order": usual, "object first": pairs}.items():
+        small = [(source.lower(), target) for source, target in with_capital]
+        cells[f"{order}, small letter"] = small
+        cells[f"{order}, capital"] = with_capital
     return cells
+
+
+def by_object(pairs: PAIRS) -> dict[str, PAIRS]:
+    """The pairs whose object is a thing, and those whose object is a being other than the actor."""
+    parts = {"a thing": [], "a being": []}
+    for pair in pairs:
+        actor, object_noun = nouns_of(pair[1])
+        if object_noun in nouns_of(THINGS):
+            parts["a thing"].append(pair)
+        elif object_noun != actor:
+            parts["a being"].append(pair)
+    return parts
 
 
 def actors(outputs: Sequence[str], pairs: PAIRS) -> dict[str, float]:
     """Who acts in the outputs, as their first noun says: a share for each.
 
-    A stranger isn't in the sentence; an output without a noun counts as his.
+    An output without a noun counts as another's.
     """
-    counts = {"the true actor": 0, "the object": 0, "a stranger": 0}
+    counts = {"the true actor": 0, "the object": 0, "another": 0}
     for output, (_, reference) in zip(outputs, pairs, strict=True):
         actor, object_noun = nouns_of(reference)
         roles = {object_noun: "the object", actor: "the true actor"}
-        counts[roles.get((nouns_of(output) or [""])[0], "a stranger")] += 1
+        counts[roles.get((nouns_of(output) or [""])[0], "another")] += 1
     return {who: count / len(pairs) for who, count in counts.items()}
 
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-object_first = ruvel_pairs(200, construction="object first")
-assert exact(model, object_first) < 0.05
-things = [pair for pair in object_first if nouns_of(pair[1])[1] in nouns_of(THINGS)]
-mine = {cell: actors(translations(model, pairs), pairs) for cell, pairs in crossed(things).items()}
-causes = load_record("ruvel-causes")["runs"]
-seeds = [{cell: row["a thing"] for cell, row in run["who acts"].items()} for run in causes]
-beside_seeds(mine, seeds)
+who_acts = {}
+for what, pairs in by_object(object_first).items():
+    for cell, cell_pairs in crossed(pairs).items():
+        who_acts[what, cell] = actors(translations(model, cell_pairs), cell_pairs)
+pd.DataFrame(who_acts).T.map("{:.0%}".format)
 
 # %% [markdown]
-# The last row has most strangers: 82 to 93%. With the place or the capital alone they are 14 to 55%, with neither 6 to 16%. (A sentence without a capital is new, too: in the usual order 40 to 72% are right, with the usual capital 97 to 100%.) With the capital 1 to 15% of the outputs name the thing, without it 76 to 100% ([record](../results/ruvel-causes.json)). Seed 1's outputs:
+# That is one model. The picture shows eight, trained with other seeds ([record](../results/ruvel-causes.json)):
 
 # %%
-pd.DataFrame(causes[0]["outputs"][2:])[["source", "output"]]
+causes = load_record("ruvel-causes")["runs"]
+actors_chart(who_acts, [run["who acts"] for run in causes])
 
 # %% [markdown]
-# But why does a stranger act? Take objects that are beings, whose capital form the model knows. Then the object acts: by the first place alone in 82 to 100% of the outputs, by the capital alone in 76 to 88%, with both in 87 to 94%, with neither in 2 to 18%. In training each actor comes first, with a capital, and is a being. This fits the dog: *Kurette* stands where beings stood, cut into other pieces than *kurette*.
+# Small letters alone do some harm, since training sentences begin with a capital. So compare the other bars with each panel's first.
 #
-# Why doesn't the model trust the ending? In training half of the objects have none. But models trained with an ending on each do the same, in 87 to 100% ([record](../results/ruvel-endings.json)). No training sentence sets the ending against place and capital.
+# - **Things.** Another acts where the thing has its capital letter, above all where it also comes first (89% of the outputs). The first place alone, with a small letter, makes the thing itself act (53%).
+# - **Beings.** The first place or the capital letter, each alone, is enough for the object to act.
+#
+# One explanation fits both. In training, who acts comes first, has a capital letter, and is a being. The model took these signs for the rule. *Kurette* has the first two, but its pieces are unknown in this place, so the model says a being that it knows: a dog.
+#
+# Why didn't it learn the ending, which is the true rule? In training the ending never contradicts the place, so the place is enough. A first suspicion was that half of the training objects are indefinite and have no ending. But models trained with an ending on every object still let the being that comes first act, in at least 87% of the outputs ([record](../results/ruvel-endings.json)).
 #
 # ## Fifty sentences
 #
@@ -408,9 +435,13 @@ assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
 tuning_chart(load_record("ruvel")["runs"])
 
 # %% [markdown]
-# *Fifty negations* teach: 56% of the negations are right (mean of eight seeds). But the model forgets: 16% of the old sentences are right, and 35 to 83% of their translations say *not*. *Fifty others* do harm, too: 44% of the old are right. *Mixed* teaches and hardly forgets: 48% of the negations are right, and 96.5 to 98.5% of the old sentences. It shows each of the fifty 50 times, not 130. With 50 passes *fifty negations* also has 48% of the negations right, but 53% of the old sentences ([record](../results/ruvel-causes.json)).
+# - *Fifty negations* alone teach: 56% of the negations are right (all figures are means of eight seeds). But only 16% of the old sentences are, and many of them get a *not*.
+# - *Fifty others* tell us that this isn't the fault of negation: they have none, and leave 44% of the old sentences right. Fifty sentences, seen 130 times each, overwrite what the model knew.
+# - *Mixed* teaches nearly as well, 48%, and forgets almost nothing: 97% of the old sentences are right.
 #
-# What is wrong in the other half? Our answer, *does not brought*, has both common mistakes. With four draws of fifty and three seeds 40 to 60% of the negations are right; of the wrong outputs 9 to 56% have *does* for *did*, and 37 to 83% a wrong verb or form ([record](../results/ruvel-causes.json)).
+# *Mixed* shows each of the fifty only 50 times. Is that why it forgets less? Only in part: if *fifty negations* stops after 50 passes, 53% of the old sentences are right ([record](../results/ruvel-causes.json)).
+#
+# Why is half of the negations still wrong? Our model's answer above, *does not brought*, has both common mistakes: *does* for *did*, and the wrong form of the verb.
 #
 # On the command line:
 #
@@ -425,8 +456,9 @@ tuning_chart(load_record("ruvel")["runs"])
 #
 # `--from` takes so few new pairs ten times each, and keeps the first run's validation and test pairs out of training. `valid.tsv` chooses the epoch. In one run ([record](../results/ruvel-commands.json)) 98% of the old test set are right before and after; of `asked.tsv` none before, 53% after.
 #
-# <details><summary>Details: copies and rates</summary>
+# <details><summary>Details: mistakes, copies, rates</summary>
 #
+# - **Mistakes.** With three more draws of fifty sentences, and three seeds each, 40 to 60% of the negations are right. Among the wrong outputs 9 to 56% have *does* for *did*, and 37 to 83% another verb or form ([record](../results/ruvel-causes.json)).
 # - **Copies.** With two copies of the fifty among the 1,700, 96% of the negations get a *not*, but only 25% are right; with ten, 51% ([three seeds](../results/ruvel-controls.json)).
 # - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1. On other sentences 4e-3 is better ([record](../results/ruvel-controls.json)). `--from` takes 4e-3 for new pairs among known ones ([record](../results/ruvel-rates.json); none higher was tried), and 2e-4 for new ones alone.
 #
@@ -487,20 +519,28 @@ assert max(case.loc["at random", "fresh"], case.loc["honest", "its test set"]) <
 case.round(1)  # BLEU
 
 # %% [markdown]
-# **Culprit.** Twins. With eight seeds, the random split's models have 90 to 95 BLEU on their own test set, and 59 to 66 on fresh sentences. The honest split's have 48 to 58 and 57 to 65: fresh sentences aren't harder. Nor is it overfitting: on fresh sentences the random split's models have 21 to 30 BLEU if trained for 8 epochs, 70 to 74 if for 40 ([three seeds](../results/ruvel-controls.json)).
+# **Culprit.** Twins. The random split promises over 90 BLEU, and users get 65. The honest split promises less than users get, and that is a fair guess: its 99 test sentences are only 33 different ones, so the draw moves its score by several points. Eight seeds agree ([record](../results/ruvel.json)).
+#
+# It isn't another kind of sentences: both models translate the fresh ones about equally well. Nor is it overfitting. If it were, fewer passes would help on fresh sentences. They do harm: 8 epochs give 21 to 30 BLEU there, 20 give 59 to 66, and 40 give 70 to 74 ([three seeds](../results/ruvel-controls.json)).
 #
 # ## What more pairs give
 #
 # > **In short.** In Multi30k each tripling of the pairs gave about 8 BLEU, with the best recipe.
 #
-# We cut Multi30k to fewer pairs. *One for all* is chapter 9's preset `small`. *By size* is the table of *Choose, train, judge*; at 10,000 a recipe between narrow and `small` lost to `small` (one run). *Longer* is `small` with as many passes as *by size*. **Predict.** What do 1,000 pairs give, and what is the recipe worth?
+# We cut Multi30k to fewer pairs, and train three recipes:
+#
+# - *one for all*: the preset `small` of chapter 9, with its 18 passes;
+# - *by size*: the recipe that `scripts.train` takes for so many pairs (the table of *Choose, train, judge*);
+# - *longer*: `small` with as many passes as *by size*.
+#
+# **Predict.** What do 1,000 pairs give, and what is the recipe worth?
 
 # %%
 wholes = [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)]
 sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 
 # %% [markdown]
-# With 1,000 pairs *by size* has 17.6 BLEU. *One for all* has 8.0: its 180 to 198 steps end within its warm-up of 400. *Longer* has 16.5: more passes alone give most of the gain.
+# With 1,000 pairs *one for all* has 8.0 BLEU. It makes fewer than 200 steps, so it ends within its own warm-up of 400 steps. *By size* has 17.6. *Longer* has 16.5, so most of the gain comes from more passes (which also end the warm-up), not from the narrow model.
 #
 # With so few, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)).
 #

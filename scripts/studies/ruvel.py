@@ -3,7 +3,7 @@
 seeds     what the chapter trains, with eight seeds (ten minutes of a thread)
 controls  the case with fewer and more epochs, and with another draw; how often the fifty stand
           among old ones; rates; fifty sentences whose object comes first (three seeds)
-causes    what is read and who acts, by the object's letter and its place; fifty negations in 50
+causes    who acts, by the object's letter and its place; fifty negations in 50
           passes (eight seeds); what fifty among old ones leave wrong, for four fifties (three)
 endings   who acts if in training each object has its ending (eight seeds)
 commands  the chapter's commands
@@ -37,6 +37,7 @@ from scripts.ch26_your_own_pair import (
     PAIRS,
     SPLITS,
     actors,
+    by_object,
     case_scores,
     crossed,
     exact,
@@ -72,7 +73,6 @@ FIFTY, ASKED, UNSCORED = NEGATED[:50], NEGATED[50:250], NEGATED[250:]  # the las
 WITHOUT = [(source.replace(" nok ", " "), target) for source, target in ASKED]
 DRAWS = {draw: ruvel_pairs(50, draw, "negation") for draw in (1, 2, 3, 4)}  # 1 is the chapter's
 MOVED = ruvel_pairs(250, construction="object first")
-ACTORS = ("the object", "the true actor", "a stranger")
 DEFINITE = {
     with_ending(word, "tA")
     for stem, *_ in rows(f"{BEINGS}, {THINGS}")
@@ -122,28 +122,11 @@ def chapter_runs(seed: int, data: TrainingData, model: Trained) -> dict[str, Any
     return scores | {"outputs": {name: shown_outputs(m, shown) for name, m in models.items()}}
 
 
-def readings(trained: Trained, pairs: PAIRS) -> dict[str, float]:
-    """The shares of outputs that name the object, and whose first noun is the true actor."""
-    outputs = translations(trained, pairs)
-    objects = [nouns_of(reference)[1] for _, reference in pairs]
-    named = sum(noun in nouns_of(output) for output, noun in zip(outputs, objects, strict=True))
-    acts = actors(outputs, pairs)["the true actor"]
-    return {"names the object": named / len(pairs), "true actor acts": acts}
-
-
-def who_acts(outputs: Sequence[str], pairs: PAIRS) -> dict[str, dict[str, float]]:
-    """The shares of outputs whose first noun is each of `ACTORS`, by what the pairs' object is.
-
-    The object comes first in the pairs. One counts if its nouns differ.
-    """
-    parts = {"a being": [], "a thing": []}
-    for output, pair in zip(outputs, pairs, strict=True):
-        actor, object_noun = nouns_of(pair[1])
-        if actor != object_noun:
-            what = "a thing" if object_noun in nouns_of(THINGS) else "a being"
-            parts[what].append((output, pair))
-    acts = {what: actors(*zip(*rows, strict=True)) for what, rows in parts.items() if rows}
-    return {what: {who: round(row[who], 3) for who in ACTORS} for what, row in acts.items()}
+def who_acts(trained: Trained, pairs: PAIRS) -> dict[str, dict[str, float]]:
+    """Who acts in the model's outputs, by what the pairs' object is."""
+    parts = {what: part for what, part in by_object(pairs).items() if part}
+    acts = {what: actors(translations(trained, part), part) for what, part in parts.items()}
+    return {what: {who: round(x, 3) for who, x in row.items()} for what, row in acts.items()}
 
 
 def another_draw(pairs: PAIRS, share: float, seed: int) -> tuple[PAIRS, PAIRS]:
@@ -165,7 +148,7 @@ def controls(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
         "object first": {
             "exact": exact(moved, MOVED[50:]),
             "old": exact(moved, old),
-            "who acts": who_acts(translations(moved, MOVED[50:]), MOVED[50:]),
+            "who acts": who_acts(moved, MOVED[50:]),
         },
     }
 
@@ -190,29 +173,18 @@ def after_fifty(model: Trained, data: TrainingData, fifty: PAIRS) -> dict[str, A
 
 
 def causes(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
-    """What is read and who acts where the object comes first; what fifty negations teach.
+    """Who acts where the object comes first; what fifty negations teach.
 
-    If a capital letter hides a thing, fewer outputs name it in both orders. If the order decides
-    who acts, the letter changes little in either order. If a small beginning does harm, the usual
-    order without a capital is less often right than as it is taught. If 130 passes make the model
-    forget, 50 leave more old pairs right. If the chapter's fifty leave "does" for "did" because
-    they say "did" less often, fifties that say it more often leave less of it.
+    If the order decides who acts, the letter changes little in either order. If a small beginning
+    does harm, the usual order without a capital is less often right than as it is taught. If 130
+    passes make the model forget, 50 leave more old pairs right. If the chapter's fifty leave "does"
+    for "did" because they say "did" less often, fifties that say it more often leave less of it.
     """
-    parts = {"a thing": [], "a being": []}
-    for pair in MOVED[:200]:
-        object_noun = nouns_of(pair[1])[1]
-        parts["a thing" if object_noun in nouns_of(THINGS) else "a being"].append(pair)
     forms = crossed(MOVED[:200])
     small = forms["usual order, small letter"]
     taught = {"usual order, as taught": [(source.capitalize(), target) for source, target in small]}
     row = {
-        "crossed": {
-            what: {form: readings(model, pairs) for form, pairs in crossed(part).items()}
-            for what, part in parts.items()
-        },
-        "who acts": {
-            form: who_acts(translations(model, pairs), pairs) for form, pairs in forms.items()
-        },
+        "who acts": {form: who_acts(model, pairs) for form, pairs in forms.items()},
         "exact": {form: exact(model, pairs) for form, pairs in (forms | taught).items()},
         "50 passes": shares(tuned(model, data, FIFTY, 50), data.corpus["test"], ASKED),
     }
@@ -229,10 +201,9 @@ def endings(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
 
     If the missing endings made the models trust the place, the true actor acts now.
     """
-    acts = who_acts(translations(model, MOVED[:200]), MOVED[:200])
     right = {"test": data.corpus["test"], "object first": MOVED[:200]}
     right = {name: exact(model, pairs) for name, pairs in right.items()}
-    return {"who acts": acts, "exact": right}
+    return {"who acts": who_acts(model, MOVED[:200]), "exact": right}
 
 
 def definite_objects(pairs: PAIRS) -> float:

@@ -1,4 +1,4 @@
-"""Drawings of chapter 26: words and their translation, and what fine-tuning changes; a table."""
+"""Drawings of chapter 26: words and their translation, and who acts, and what fine-tuning changes."""
 
 from __future__ import annotations
 
@@ -43,24 +43,54 @@ def alignment(
     return drawn.properties(width=560, height=120)
 
 
-def beside_seeds(
-    mine: Mapping[str, Mapping[str, float]], runs: Sequence[Mapping[str, Mapping[str, float]]]
-) -> pd.DataFrame:
-    """A table of shares: this model's, and the lowest and highest of the recorded runs'.
+def actors_chart(
+    mine: Mapping[tuple[str, str], Mapping[str, float]],
+    runs: Sequence[Mapping[str, Mapping[str, Mapping[str, float]]]],
+) -> alt.TopLevelMixin:
+    """Who acts in a form of sentence, for each kind of object: bars of the runs' mean shares.
 
-    A row for each sentence's form, a column for each share. Raises ValueError if one of `mine` is
-    more than 0.3 below the lowest or above the highest.
+    `runs` have the shares by form, kind and actor, `mine` by (kind, form). Raises ValueError if one
+    of `mine` is more than 0.3 beyond all runs, or if a mean contradicts the title.
     """
-    frame = pd.DataFrame(mine).T
-    lowest, highest = (
-        pd.concat([pd.DataFrame(run).T for run in runs]).groupby(level=0).agg(end)
-        for end in ("min", "max")
+    rows = [
+        {"object": kind, "form": form, "who acts": who, "share": share}
+        for run in runs
+        for form, kinds in run.items()
+        for kind, shares in kinds.items()
+        for who, share in shares.items()
+    ]
+    ends = pd.DataFrame(rows).groupby(["object", "form", "who acts"])["share"].agg(["min", "max"])
+    for (kind, form), shares in mine.items():
+        for who, share in shares.items():
+            low, high = ends.loc[kind, form, who]
+            if not low - 0.3 <= share <= high + 0.3:
+                raise ValueError("this model reads otherwise than the recorded ones")
+    whole = ["object", "form", "who acts"]
+    means = (100 * pd.DataFrame(rows).groupby(whole, sort=False)["share"].mean()).round()
+    capitals = [form for form in runs[0] if "capital" in form]
+    least = min(means["a being", form, "the object"] for form in capitals)
+    if least < 75 or means["a thing", "object first, capital", "another"] < 75:
+        raise ValueError("the objects don't act as the title says")
+    frame = means.reset_index()
+    frame["order"] = frame["who acts"].map({"the true actor": 0, "the object": 1, "another": 2})
+    colors = dict(zip(frame["who acts"].unique(), PALETTE, strict=False)) | {"another": GREY}
+    x = alt.X("share:Q", title="outputs (%)").scale(domain=[0, 100]).axis(values=[0, 50, 100])
+    y = alt.Y("form:N", sort=None, title=None).axis(labelLimit=220)
+    legend = alt.Legend(orient="bottom", title="who acts", values=[*colors])
+    bars = alt.Chart(rounded(frame)).mark_bar(height=20).encode(
+        x, y, colored("who acts", colors, legend=legend), order="order:Q"
     )
-    lowest, highest = (part.loc[frame.index, frame.columns] for part in (lowest, highest))
-    if ((frame < lowest - 0.3) | (frame > highest + 0.3)).any(axis=None):
-        raise ValueError("this model reads otherwise than the recorded ones")
-    lowest, highest, shown = (part.map("{:.0%}".format) for part in (lowest, highest, frame))
-    return pd.concat({"this model": shown, f"{len(runs)} seeds": lowest + " to " + highest}, axis=1)
+    panels = [
+        bars.transform_filter(alt.datum.object == kind).properties(
+            width=215, height=120, title=f"the object is {kind}"
+        )
+        for kind in ("a thing", "a being")
+    ]
+    return titled(
+        alt.hconcat(*panels).resolve_scale(y="shared"),
+        "First and with a capital: a being acts, a thing turns into another actor",
+        f"The true actor should act in all. Means of {len(runs)} seeds.",
+    )
 
 
 def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
