@@ -23,7 +23,6 @@ def test_a_loop_is_four_copies_and_is_cut_behind_the_first(ids, loop):
 def test_the_longest_of_the_last_steps_move_and_nothing_is_lost(monkeypatch):
     monkeypatch.setattr(epochs, "LONG", 2)
     monkeypatch.setattr(epochs, "LAST", 4)
-    monkeypatch.setattr(epochs, "STILL_LATE", 1)
     data = few_pairs()
     steps = [[[i]] for i in range(8)]
     long = epochs.longest(data, steps, 4)
@@ -31,11 +30,7 @@ def test_the_longest_of_the_last_steps_move_and_nothing_is_lost(monkeypatch):
     assert sorted(lengths)[-2:] == sorted(long.values())
     orders = epochs.orders_of(data, steps)
     assert all(sorted(order) == list(range(8)) for order in orders.values())
-    late = slice(min(long), min(long) + 2)
-    for name in ("order 1", "order 2"):
-        assert orders[f"{name}, long steps first"][:2] == [*long]
-        assert orders[f"{name}, long steps late"][late] == [*long]
-    assert orders["three long steps late"][0] == min(long, key=long.get)
+    assert orders["long steps first"][:2] == [*long]
     after = range(max(long) + 1, 8)  # what follows the long steps
     before = range(min(long) - len(after), min(long))
     assert orders["others after the long steps"][8 - len(after) :] == [*before]

@@ -1,16 +1,18 @@
-"""Chapter 9's translator after each epoch: `python -m scripts.studies.epochs` (an hour or two).
+"""Chapter 9's translator after each epoch: `python -m scripts.studies.epochs` (an hour).
 
 The training of `models/multi30k-de-en` is repeated, and the weights of all epochs are kept. Each
 translates the validation split. Now and then BLEU falls although both losses fall. Suspects: the
 choice of captions (an interval), greedy search (a beam beside it), texts that repeat themselves
 (cut where they begin to), and the steps just before. The epoch with the deepest fall is repeated,
-with a look every few steps; then with its last long steps late or first, among the others in three
-orders or with other steps after them, each with three draws of dropout, and looks at its last ten
-steps. What a repetition found is kept beside the run, so that a study that was stopped goes on.
+with a look every few steps; then in other orders of its steps, each with three draws of dropout.
+Last, the mean of the weights after an epoch's last steps translates, there and in other epochs. If
+the fall is a jitter of the weights, such a mean hasn't fallen. What a repetition found is kept
+beside the run, so that a study that was stopped goes on.
 """
 
 import json
 import random
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import nn
 
 from scripts import runs_folder
 from scripts.book.files import write_whole
@@ -45,8 +48,8 @@ RECENT = 10  # steps: as far back as Adam's mean of gradients remembers
 BEFORE, BEYOND, EVERY = 60, 30, 5  # steps around the end of the epoch that is looked at
 ORDERS = (1, 2)  # seeds that shuffle the steps which a control doesn't move
 LAST, LONG = 20, 5  # of an epoch's last steps, those with long sentences that a control moves
-STILL_LATE = 3  # of these, as many as the control leaves late that moves the others
 DRAWS = (None, 1, 2)  # of dropout: the training's own, and two others
+MEANS = (5, 10, 20, 40)  # of the weights after so many steps, an epoch's last
 EXAMPLES = 5
 
 Ids = Sequence[int]
@@ -168,11 +171,13 @@ class Epochs:
         looks: Sequence[int],
         dropout: int | None = None,
         order: Sequence[int] | None = None,
+        means: Sequence[int] = (),
     ) -> list[dict[str, float]]:
         """Train again from that epoch's start, and judge after each number of steps in `looks`.
 
         `dropout` is a seed for other draws; `order` has the numbers of the epoch's steps, if they
-        come in another one.
+        come in another one. `means` asks the last look for the BLEU of mean weights, too: those
+        after the last 5 steps, 10 steps, and so on.
         """
         folder, data = self.folder / "replay", self.data
         folder.mkdir(exist_ok=True)
@@ -188,20 +193,26 @@ class Epochs:
         if dropout is not None:
             torch.manual_seed(dropout)
         training.load()
-        rows, lengths = [], []
+        rows, lengths, weights = [], [], deque(maxlen=max(means, default=0))
+        model = training.model
         for number in range(1, looks[-1] + 1):
-            training.model.train()
+            model.train()
             if training.done == len(training.steps):
                 training.epoch, training.done = training.epoch + 1, 0
                 training.load()
             lengths.append(labels_each(data, training.steps[training.done]))
             training.step()
             training.look()
+            weights.append(nn.utils.parameters_to_vector(model.parameters()).detach())
             if number in looks:
                 recent = lengths[-RECENT:]
                 row = {"step": number, "recent_length": round(sum(recent) / len(recent), 2)}
                 rows.append(row | judged(data, translated(training.trained, data)))
                 print(rows[-1], flush=True)
+        for steps in means:
+            mean = torch.stack([*weights][-steps:]).mean(dim=0)
+            nn.utils.vector_to_parameters(mean, model.parameters())
+            rows[-1] |= {f"mean of {steps}": judged(data, translated(training.trained, data))["bleu"]}
         return rows
 
 
@@ -224,20 +235,20 @@ def moved(numbers: Sequence[int], chosen: Collection[int], place: int) -> list[i
 def orders_of(data: TrainingData, steps: list) -> dict[str, list[int]]:
     """The orders that an epoch is repeated in: the numbers of its steps, each of them once."""
     long, numbers = longest(data, steps, LAST), range(len(steps))
-    late, shorter = min(long), sorted(long, key=long.get)[: LONG - STILL_LATE]
     after = range(max(long) + 1, len(steps))  # the steps that follow the long ones
-    before, end = range(late - len(after), late), len(steps) - LONG - len(after)
-    orders = {"as they came": [*numbers], "long steps first": moved(numbers, long, 0)}
-    for seed in ORDERS:
-        order = random.Random(seed).sample(numbers, len(numbers))
-        orders[f"order {seed}, long steps late"] = moved(order, long, late)
-        orders[f"order {seed}, long steps first"] = moved(order, long, 0)
-        own_end = moved(order, after, len(steps))
-        orders[f"order {seed}, long steps late, own end"] = moved(own_end, long, end)
+    late, end = min(long), len(steps) - LONG - len(after)
+    orders = {
+        "as they came": [*numbers],
+        "five others first": moved(numbers, range(late - LONG, late), 0),
+        "long steps first": moved(numbers, long, 0),
+    }
+    before = range(late - len(after), late)
     swapped = moved(moved(numbers, after, before.start), before, len(steps))
     orders["others after the long steps"] = swapped
-    orders["five others first"] = moved(numbers, range(late - LONG, late), 0)
-    orders["three long steps late"] = moved(numbers, shorter, 0)
+    for seed in ORDERS:
+        order = random.Random(seed).sample(numbers, len(numbers))
+        own_end = moved(order, after, len(steps))
+        orders[f"order {seed}, long steps late, own end"] = moved(own_end, long, end)
     return orders
 
 
@@ -250,12 +261,11 @@ def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     before, after = (texts(data, of_epoch) for of_epoch in ids.values())
     chance = paired_difference(sentence_parts((before, after), [target for _, target in pairs]))
     beams = {e: judged(data, translated(run.after(e), data, beam=5)) for e in ids}
-    plan, next_plan = run.training.plan(epoch), run.training.plan(epoch + 1)
+    plan = run.training.plan(epoch)
     steps, long = len(plan), longest(data, plan, LAST)
     near = range(steps - BEFORE, steps + BEYOND + 1, EVERY)
-    late = moved(range(steps), longest(data, next_plan, steps), min(long))
 
-    def draws(name: str, epoch: int, order: Sequence[int]) -> list[dict[str, Any]]:
+    def draws(name: str, order: Sequence[int]) -> list[dict[str, Any]]:
         looks = range(steps - 2 * EVERY, steps + 1, EVERY)  # a fall may come and go
         replays = {
             f"{epoch}, {name}, {draw}": partial(run.replay, epoch, looks, draw, order)
@@ -271,8 +281,7 @@ def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
         "by a beam of 5": beams,
         "step by step": run.kept(f"{epoch}, step by step", partial(run.replay, epoch, near)),
         "long_steps": {number + 1: round(length, 1) for number, length in long.items()},
-        "controls": {n: draws(n, epoch, order) for n, order in orders_of(data, plan).items()},
-        "next epoch, longest steps late": draws("longest late", epoch + 1, late),
+        "controls": {n: draws(n, order) for n, order in orders_of(data, plan).items()},
         "examples": [
             {
                 "source": pairs[i][0],
@@ -283,6 +292,15 @@ def fall_of(run: Epochs, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
             for i in grown[: -EXAMPLES - 1 : -1]
         ],
     }
+
+
+def means_of(run: Epochs, epoch: int) -> list[dict[str, Any]]:
+    """The last weights of an epoch beside means of its last ones, for each draw of dropout."""
+    end = len(run.training.plan(epoch))
+    return [
+        run.kept(f"{epoch}, means, {draw}", partial(run.replay, epoch, [end], draw, means=MEANS))[0]
+        for draw in DRAWS
+    ]
 
 
 def measure(_: Any) -> dict[str, Any]:
@@ -303,7 +321,10 @@ def measure(_: Any) -> dict[str, Any]:
         }
         for i, (source, reference) in enumerate(data.corpus[split][:CAPTIONS])
     ]
-    return {"captions": captions, "epochs": rows, "fall": fall_of(run, rows)}
+    fall = fall_of(run, rows)
+    epochs = (fall["epoch"] - 1, fall["epoch"], fall["epoch"] + 1, CONFIG.epochs)
+    means = {epoch: means_of(run, epoch) for epoch in epochs}
+    return {"captions": captions, "epochs": rows, "fall": fall, "means": means}
 
 
 main = record_command("scripts.studies.epochs", "epochs-multi30k", measure)
