@@ -149,11 +149,13 @@ class Epochs:
     def row(self, row: dict[str, float]) -> dict[str, float]:
         """One epoch: what training knew, what it read last, and what the translations are."""
         kept = ("epoch", "seconds", "train_loss", "val_loss", "val_bleu")
-        last = [labels_each(self.data, s) for s in self.training.plan(row["epoch"])[-RECENT:]]
+        lengths = [labels_each(self.data, step) for step in self.training.plan(row["epoch"])]
+        sixes = (sum(lengths[i : i + 6]) / 6 for i in range(len(lengths) - 5))
         trained = self.after(row["epoch"])
         return {
             **{name: round(row[name], 4) for name in kept},
-            "recent_length": round(sum(last) / RECENT, 2),
+            "recent_length": round(sum(lengths[-RECENT:]) / RECENT, 2),
+            "longest_six": round(max(sixes), 1),  # steps in a row: their sentences' mean length
             **judged(self.data, translated(trained, self.data)),
             **losses_by_label(trained, self.data),
         }
