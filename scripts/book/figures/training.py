@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -133,33 +134,25 @@ def band(scores: Sequence[float], axis: str) -> alt.Chart:
 
 def controls_chart(
     controls: Mapping[str, Sequence[Mapping]], steady: Sequence[float], title: str
-) -> alt.ConcatChart:
-    """BLEU in the last ten steps of repeated epochs: a panel for each order, a curve a run.
+) -> alt.LayerChart:
+    """BLEU at the end of repeated epochs: a row for each change, a dot for each run, and the mean.
 
-    `controls` has an order's runs, each with `step`, `bleu`, and earlier looks in `earlier`. A grey
-    band spans the `steady` scores; a run that ends below it has a colour of its own.
+    A grey band spans the `steady` scores; the dots of a row whose mean is below it have a colour of
+    their own.
     """
-    looks = [
-        {"order": order, "run": number, "fell": run["bleu"] < min(steady)} | look
-        for order, runs in controls.items()
-        for number, run in enumerate(runs)
-        for look in ({key: r[key] for key in ("step", "bleu")} for r in (*run["earlier"], run))
+    dots = [
+        {"change": f"{change}: {mean:.1f}", "bleu": run["bleu"], "fell": mean < min(steady)}
+        for change, runs in controls.items()
+        for mean in [statistics.fmean(run["bleu"] for run in runs)]
+        for run in runs
     ]
-    frame = pd.DataFrame(looks)
-    ends = [min(*frame["bleu"], *steady) - 0.5, max(*frame["bleu"], *steady) + 0.5]
-    scale, panels = alt.Scale(domain=ends, nice=False, zero=False), []
-    grey = band(steady, "y").encode(alt.Y("low:Q", scale=scale))
+    y = alt.Y("change:N", sort=None, title="what is changed: mean").axis(labelLimit=260)
+    x = alt.X("bleu:Q", title="validation BLEU at the end of epoch 11").scale(zero=False)
     hues = alt.Color("fell:N", legend=None).scale(domain=[False, True], range=PALETTE[:2])
-    for order in controls:
-        rows = rounded(frame[frame["order"] == order].drop(columns="order"))
-        x = alt.X("step:O", title=None).axis(labelAngle=0, grid=False)
-        y = alt.Y("bleu:Q", title="validation BLEU" if len(panels) % 3 == 0 else None, scale=scale)
-        curves = alt.Chart(rows).mark_line(point=True).encode(x, y, hues, detail="run:N")
-        panel = (grey + curves).properties(width=165, height=130)
-        panels.append(panel.properties(title=alt.TitleParams(order.split("\n"), fontSize=12)))
-    caption = "BLEU ten and five steps before the epoch's end and at its end (steps 245, 250, 255)."
-    caption += " A curve is a run. Grey: as in the picture above. The axis doesn't begin at 0."
-    return titled(alt.concat(*panels, columns=3), title, caption, wrap=96)
+    marks = alt.Chart(rounded(pd.DataFrame(dots))).mark_circle(size=90, opacity=0.7)
+    drawn = band(steady, "x") + marks.encode(x, y, hues)
+    caption = "A dot is one run. Grey: as in the picture above. The axis doesn't begin at 0."
+    return titled(drawn.properties(width=420, height=190), title, caption)
 
 
 RECIPES_OF_SIZES = ("by size", "one for all", "longer")
