@@ -279,6 +279,7 @@ print(*fast_translate(model, ASKED), sep="\n")
 # %% [markdown]
 # The model says the opposite of what we asked, in perfect English. Ask it your own sentences ([words](../scripts/corpora/invented.py)). Next, 200 negations:
 
+
 # %%
 def says_not(outputs: Sequence[str]) -> float:
     """The share of English outputs with a negation."""
@@ -322,6 +323,7 @@ assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns
 # A second group of sentences is the control: their object is a *being*, such as the bird. Beings do begin training sentences, so the model knows them with a capital letter.
 #
 # In each output we look at the first noun, that is at who acts: the true actor, the object, or another, such as our dog. If the place is to blame, the two rows of the table differ; if the capital letter is, the two columns. **Predict.** For things, and for beings.
+
 
 # %%
 def crossed(pairs: PAIRS) -> dict[str, PAIRS]:

@@ -139,7 +139,7 @@ def test_one_change_of_three_prevents_the_fall_and_moving_any_steps_does_not():
     steady = [row["bleu"] for row in fall["step by step"] if not 240 < row["step"] <= 255]
     healed = [score for name, scores in ends.items() if name not in fallen for score in scores]
     assert min(healed) > min(steady) and ends["as they came"][0] == max(ends["as they came"])
-    shuffled = [*ends["order 1, long steps late, own end"], *ends["order 2, long steps late, own end"]]
+    shuffled = [x for n in (1, 2) for x in ends[f"order {n}, long steps late, own end"]]
     names = ("as they came", "long steps first", "others after the long steps")
     means = [round(mean(scores), 1) for scores in (*map(ends.get, names), shuffled)]
     assert means == [33.3, 39.7, 39.9, 39.0]

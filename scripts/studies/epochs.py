@@ -214,7 +214,9 @@ class Epochs:
         for steps in means:
             mean = torch.stack([*weights][-steps:]).mean(dim=0)
             nn.utils.vector_to_parameters(mean, model.parameters())
-            rows[-1] |= {f"mean of {steps}": judged(data, translated(training.trained, data))["bleu"]}
+            rows[-1] |= {
+                f"mean of {steps}": judged(data, translated(training.trained, data))["bleu"]
+            }
         return rows
 
 

@@ -1,4 +1,4 @@
-"""Drawings of chapter 26: words and their translation, and who acts, and what fine-tuning changes."""
+"""Drawings of chapter 26: words and their translation, who acts, what fine-tuning changes."""
 
 from __future__ import annotations
 
@@ -77,8 +77,10 @@ def actors_chart(
     x = alt.X("share:Q", title="outputs (%)").scale(domain=[0, 100]).axis(values=[0, 50, 100])
     y = alt.Y("form:N", sort=None, title=None).axis(labelLimit=220)
     legend = alt.Legend(orient="bottom", title="who acts", values=[*colors])
-    bars = alt.Chart(rounded(frame)).mark_bar(height=20).encode(
-        x, y, colored("who acts", colors, legend=legend), order="order:Q"
+    bars = (
+        alt.Chart(rounded(frame))
+        .mark_bar(height=20)
+        .encode(x, y, colored("who acts", colors, legend=legend), order="order:Q")
     )
     panels = [
         bars.transform_filter(alt.datum.object == kind).properties(
