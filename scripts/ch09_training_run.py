@@ -212,7 +212,7 @@ print("the last two weights:", safetensors.torch.load(bytes(content))["weights"]
 # Loading doesn't complain, and the model is worthless. A process that dies while it writes leaves half a file in place of a good one. Two habits help:
 #
 # - **A checksum.** The file begins with the 32 bytes of a SHA-256 of all that follows: a line of JSON for plain numbers, then the tensors as safetensors packs them.
-# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename, which replaces the old file in one moment. So if our process dies, the file is whole, the old or the new one. With `fsync` that also holds for a power cut.
+# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename, which replaces the old file in one moment. So if our process dies, the old or the new file is whole. With `fsync` that also holds for a power cut.
 #
 # **Your turn.** Write both functions.
 
@@ -392,7 +392,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert kept.half().equal(after_first), "epoch 1 translates best here"
 
 # %% [markdown]
-# The resumed run ends with the bits of the run that never stopped. (On a GPU the bits would differ: its generator isn't saved, and its sums may change their order.) Now the toy, or with a GPU the real run. **Predict.** How many of 60 validation captions will the toy translate exactly?
+# The resumed run ends with the bits of the run that never stopped. Now the toy, or with a GPU the real run. **Predict.** How many of 60 validation captions will the toy translate exactly?
 
 # %%
 workplace = tempfile.TemporaryDirectory()
@@ -534,7 +534,7 @@ scores = 40 + 0.5 * torch.randn(100_000, 18)  # so many such contests
 print(f"the best of 18 equal models seems to have {scores.max(dim=1).values.mean():.1f}")
 
 # %% [markdown]
-# A maximum flatters. (Epochs that are scored on the same captions share part of the error, so theirs flatters less.) So never choose an epoch by the test set. Score the chosen model on it once, at the end.
+# A maximum flatters. (Less for epochs that are scored on the same captions: they share part of the error.) So never choose an epoch by the test set. Score the chosen model on it once, at the end.
 
 # %%
 split = "test_2016_flickr" if gpu else "test"
@@ -547,7 +547,7 @@ print(f"{split}, {len(sources):,} captions: BLEU {score:.1f}")
 #
 # > **In short.** In epoch 11 BLEU falls by 3.7 while both losses fall. The model's own outputs grow too long. The loss can't show it: it is computed on references only.
 #
-# **Symptom.** In this table of *A translator is born*'s run:
+# **Symptom.** The run above, once more:
 #
 # | column | meaning |
 # |---|---|
@@ -561,11 +561,10 @@ columns = ["train_loss", "val_loss", "end_loss", "length_ratio", "loops", "bleu_
 history.loc[10:12, columns].round(2)
 
 # %% [markdown]
-# Outputs are 16% too long, and more of them loop. **Suspects**, and what we know of them:
+# Outputs are 16% too long, and more of them loop. **Suspects**:
 #
 # - *Luck with these captions*: no. The fall has a 95% interval of −5.3 to −2.0 BLEU ([chapter 10](ch10_judging.ipynb)).
-# - *Rounding*: no. Two more runs have the same seed and batches, and other rounding: the shipped run, and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json). In epoch 11 they fall by 3.2 and 2.5 BLEU.
-# - *Any training*: no. Three [GPU runs](../results/gpu-small-1.json) with other batches never fall by more than 1.3.
+# - *Rounding*: no. The shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall by 3.2 and 2.5. (Three [GPU runs](../results/gpu-small-1.json) with other batches never fall by more than 1.3.)
 # - *Forgotten endings*: no. After the words of a reference the model ends as surely as before (`end_loss`).
 # - *Loops*: in part. With loops cut BLEU still falls by 1.5.
 # - *Greedy decoding*: in part. With a beam of 5 BLEU falls by 1.1, in the earlier repetition not at all.
@@ -584,12 +583,12 @@ fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", st
 # %% [markdown]
 # Grey is the range of BLEU at all looks but those of steps 241 to 255. In the last ten steps of the epoch BLEU falls below it, and five steps later it is back.
 #
-# Just before, five of six steps have long sentences, of 21 to 43 tokens; the mean is 17. (A batch has sentences of similar length: chapter 7.) These six have 28 tokens on average; in other epochs the longest six in a row mostly have 22 to 24. We call these five the *long steps*. Are they the culprit?
+# Just before, five of six steps have long sentences, of 21 to 43 tokens; the mean is 17. (A batch has sentences of similar length: chapter 7.) These six have 28 tokens on average; in other epochs the longest six in a row mostly have 22 to 24. We call these five the *long steps*.
 #
 # **Control.** We train epoch 11 again from the same state. Each row of the picture changes one thing, and has three draws of dropout:
 #
 # - *nothing*: the epoch as it came;
-# - *five others first*: the five steps before the long ones move to the epoch's start;
+# - *five others first*: the five steps before the long ones move to the start;
 # - *long steps first*: the long steps move there;
 # - *another end*: the nine steps after the long ones change places with the nine before them;
 # - *shuffled before*: all steps but the long ones and the last nine are shuffled (two orders).
@@ -610,17 +609,15 @@ controls = {
 controls_chart(controls, steady, "Each of three changes prevents the fall")
 
 # %% [markdown]
-# **Culprit.** Dropout isn't it: with each draw BLEU falls, by our run's own draw the least. Moving just any steps doesn't help either (the second row). The fall takes three things together: the long steps near the end, these nine steps after them, and the order of those before. If one of them is missing, the mean is 39.0 to 39.9 BLEU instead of 33.3. So it was an unlucky order, of a kind that came once in 18 epochs. What is special about the nine steps we don't know. (Nor is this the cause of the smaller fall in epoch 5, whose end has no long steps.)
+# **Culprit.** Dropout isn't it: with each draw BLEU falls, by our run's own draw the least. Moving just any steps doesn't help either (the second row). The fall takes three things together: the long steps near the end, these nine steps after them, and the order of those before. If one of them is missing, the mean is 39.0 to 39.9 BLEU instead of 33.3. So it was an unlucky order. What is special about the nine steps we don't know. (Nor is this the cause of the smaller fall in epoch 5, whose end has no long steps.)
 #
-# **Moral.** One epoch's BLEU is a snapshot. Even without the fall it moves by 2.8 within these 90 steps. So don't stop a run for one bad epoch: look at the length of the outputs, and wait. In the last four epochs, while the rate goes to 0, BLEU moves by less than 0.5. The next section has a remedy for those who can't wait.
+# **Moral.** One epoch's BLEU is a snapshot. Even without the fall it moves by 2.8 within these 90 steps. So don't stop a run for one bad epoch: look at the length of the outputs, and wait. In the last four epochs, while the rate goes to 0, BLEU moves by less than 0.5.
 #
 # ## Averaging checkpoints
 #
-# > **In short.** Late in training the weights jitter around a good point. The mean of several checkpoints may be nearer to it.
+# > **In short.** In the middle of a run the weights jitter from step to step, and BLEU with them. A mean of the last ones is steadier: it heals epoch 11.
 #
-# The paper averages its base model's last 5 checkpoints (§6.1): $\bar\theta = \frac1K \sum_k \theta_k$.
-#
-# **Your turn.**
+# The paper averages its base model's last 5 checkpoints, saved every ten minutes (§6.1): $\bar\theta = \frac1K \sum_k \theta_k$. **Your turn.**
 
 
 # %% tags=["yours"]
@@ -645,7 +642,16 @@ with tempfile.TemporaryDirectory() as folder:
     torch.testing.assert_close(mean, 5000 * torch.arange(6, dtype=torch.float32))
 
 # %% [markdown]
-# On validation the shipped run's last epoch, its best, has 41.3 BLEU, the mean of its last five 41.2.
+# **Experiment.** Does such a mean heal epoch 11? We train it once more, keep the weights after each of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. If the fall is more than jitter, the means fall, too. **Predict.** What do means of 5, 10, 20 and 40 have in epoch 11? Its fall lasts ten steps.
+
+# %%
+columns = ["bleu", "mean of 5", "mean of 10", "mean of 20", "mean of 40"]
+means = {n: pd.DataFrame(runs)[columns].mean() for n, runs in epochs_record["means"].items()}
+table = pd.DataFrame(means).T.rename_axis("epoch").rename(columns={"bleu": "last weights"})
+table.round(1)  # BLEU, the mean of three draws of dropout
+
+# %% [markdown]
+# In epoch 11 means of 5 and 10 hold weights from the fall alone, and fall, too. The mean of 20 also holds ten from before it, and has 39.9 BLEU; that of 40 has 40.9. A mean takes luck out, the good as well: in epoch 12, which ends at a high point, the mean of 40 is 0.5 lower. From epoch 10 to 12 the last weights move by 8 BLEU, the means of 40 by 1.5. At the end of epoch 18 the rate is 0: the weights hardly move, and no mean changes anything.
 #
 # ## Several processes
 #
@@ -664,7 +670,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # The engine's [`Training`](../scripts/core/training.py) is our `Trainer` and more: it refuses to resume with other settings, and shares steps among processes. Its [`Step`](../scripts/core/steps.py) has four kinds. `textbook` is our `train_step`, and a run with it ends with `Trainer`'s bits ([test](../tests/test_ch09_training_run.py)). Chapter 12 adds three faster ones.
 #
-# **Pitfall: more processes are another recipe.** `--max_tokens 2048` is one process's batch. A step of four processes has four such batches, and an epoch a quarter of the steps. For the same recipe pass `--max_tokens 512` to four.
+# **Pitfall.** Each process has a batch of `--max_tokens`. So for the same recipe four processes take a quarter each, 512.
 #
 # This repeats the shipped model's recipe ([record](../results/multi30k-de-en.json)); `bleu` is by a beam of 5:
 

@@ -145,6 +145,27 @@ def test_one_change_of_three_prevents_the_fall_and_moving_any_steps_does_not():
     assert means == [33.3, 39.7, 39.9, 39.0]
 
 
+def test_means_of_weights_are_steadier_than_the_last_ones():
+    record, sizes = load_record("epochs-multi30k"), ("bleu", "mean of 20", "mean of 40")
+    by_epoch = {
+        epoch: [[run[n] for n in sizes] for run in runs] for epoch, runs in record["means"].items()
+    }
+    assert all(mean_20 - last > 4 for last, mean_20, _ in by_epoch["11"])
+    for run in record["means"]["11"]:  # all ten are from the fall
+        assert run["mean of 10"] < 37
+    means = {
+        epoch: [mean(column) for column in zip(*runs, strict=True)]
+        for epoch, runs in by_epoch.items()
+    }
+    assert [round(x, 1) for x in means["11"][1:]] == [39.9, 40.9]
+    last, _, of_40 = zip(*(means[epoch] for epoch in ("10", "11", "12")), strict=True)
+    assert round(max(last) - min(last), 1) == 8 and round(max(of_40) - min(of_40), 1) == 1.5
+    assert round(last[2] - of_40[2], 1) == 0.5
+    assert max(abs(x - means["18"][0]) for x in means["18"]) < 0.1
+    longest = {row["epoch"]: row["longest_six"] for row in record["epochs"]}
+    assert longest.pop(11) == 28.2 and sum(21.5 < x < 24.5 for x in longest.values()) >= 14
+
+
 def test_nothing_is_unpickled():
     """No chapter and no helper calls what can run code on loading."""
     for path in MODULES:
