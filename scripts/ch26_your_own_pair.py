@@ -363,22 +363,15 @@ def actors(outputs: Sequence[str], pairs: PAIRS) -> dict[str, float]:
 
 
 # %%
-# NBVAL_IGNORE_OUTPUT
-who_acts = {}
+who_acts = {}  # in our model's outputs; the picture has those of eight seeds
 for what, pairs in by_object(object_first).items():
     for cell, cell_pairs in crossed(pairs).items():
         who_acts[what, cell] = actors(translations(model, cell_pairs), cell_pairs)
-pd.DataFrame(who_acts).T.map("{:.0%}".format)
-
-# %% [markdown]
-# That is one model. The picture shows eight, trained with other seeds ([record](../results/ruvel-causes.json)):
-
-# %%
 causes = load_record("ruvel-causes")["runs"]
 actors_chart(who_acts, [run["who acts"] for run in causes])
 
 # %% [markdown]
-# Small letters alone do some harm, since training sentences begin with a capital. So compare the other bars with each panel's first.
+# Small letters alone do some harm, since training sentences begin with a capital. So compare the other bars with each panel's first. (Means of eight seeds: [record](../results/ruvel-causes.json).)
 #
 # - **Things.** Another acts where the thing has its capital letter, above all where it also comes first (89% of the outputs). The first place alone, with a small letter, makes the thing itself act (53%).
 # - **Beings.** The first place or the capital letter, each alone, is enough for the object to act.

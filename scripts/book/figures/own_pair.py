@@ -66,7 +66,7 @@ def actors_chart(
             if not low - 0.3 <= share <= high + 0.3:
                 raise ValueError("this model reads otherwise than the recorded ones")
     whole = ["object", "form", "who acts"]
-    means = (100 * pd.DataFrame(rows).groupby(whole, sort=False)["share"].mean()).round()
+    means = (100 * pd.DataFrame(rows).groupby(whole, sort=False)["share"].mean()).round(1)
     capitals = [form for form in runs[0] if "capital" in form]
     least = min(means["a being", form, "the object"] for form in capitals)
     if least < 75 or means["a thing", "object first, capital", "another"] < 75:
