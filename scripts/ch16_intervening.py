@@ -347,7 +347,11 @@ for name, (group, change) in CROSS_CHANGES.items():
     lost[name] = changed_losses(model, batch, groups[group], change, memory) - whole
 ours = {name: cost_per_token(each, batch.ntokens)[0] for name, each in lost.items()}
 difference = lost["12 best aligners silent"] - lost["12 worst aligners silent"]
-print("best less worst, our captions: {:+.3f} ± {:.3f}".format(*cost_per_token(difference, batch.ntokens)))
+print(
+    "best less worst, our captions: {:+.3f} ± {:.3f}".format(
+        *cost_per_token(difference, batch.ntokens)
+    )
+)
 
 # %% [markdown]
 # The same on the 1,014 validation pairs (the record of `python -m scripts.studies.aligners`), with all costs:

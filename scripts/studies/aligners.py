@@ -1,4 +1,4 @@
-"""What heads of cross-attention are worth together, chapter 16: `python -m scripts.studies.aligners`.
+"""What cross-attention is worth in parts, chapter 16: `python -m scripts.studies.aligners`.
 
 The chapter's changes of cross-attention, on the whole validation split. Among them the four heads
 of each layer that align our captions best are silenced together, and the four worst.

@@ -259,8 +259,8 @@ def patch_chart(
     return titled(
         heatmap(table, depths, words, scheme="diverging", digits=1, numbers=True, cell=44),
         "Two German words carry “her”",
-        "log p(her) − log p(his), while one vector of the encoder comes from the sentence about the "
-        f"man. Without a patch it is {unpatched:+.1f}.",
+        "log p(her) − log p(his), while one vector of the encoder comes from the man's sentence. "
+        f"Without a patch it is {unpatched:+.1f}.",
     )
 
 
@@ -274,7 +274,7 @@ def lens_chart(
     right = [sum(map(str.__eq__, stage, tops[-1])) for stage in tops[:-1]]
     return titled(
         heatmap(final[::-1], depths[::-1], read, **look),  # the last layer on top
-        f"In this caption layer 1 has {right[1]} of the {len(read)} final tokens, layer 2 has {right[2]}",
+        f"Here layer 1 has {right[1]} of the {len(read)} final tokens, and layer 2 has {right[2]}",
         "Each cell: the likeliest next token after that layer. Dark: the final token is already "
         "probable. Bottom row: the embedding.",
         wrap=110,
