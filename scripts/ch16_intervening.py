@@ -13,6 +13,15 @@
 #     name: python3
 # ---
 
+# %%
+
+# %% tags=["bootstrap"]
+import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
+
+sys.path[:0] = [f"{sys.path[0]}/..", home := "from-attention-to-translation", f"{home}.zip", ".."]
+if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for place in sys.path)])):
+    sys.exit(f"Put {home}.zip, which `make colab` writes, beside this notebook.")
+home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
 
 # %% [markdown]
 # # Chapter 16 · Intervening
@@ -28,14 +37,6 @@
 # *If you read only three cells:* the picture of *One vector*, the charts of *Does the map tell?* and *Do heads stand in for one another?*
 #
 # Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary, **N** layers; $d_k = D/H$.
-
-# %% tags=["bootstrap"]
-import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
-
-sys.path[:0] = [f"{sys.path[0]}/..", home := "from-attention-to-translation", f"{home}.zip", ".."]
-if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for place in sys.path)])):
-    sys.exit(f"Put {home}.zip, which `make colab` writes, beside this notebook.")
-home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
 
 # %%
 import math
@@ -159,7 +160,7 @@ with torch.no_grad():
     assert not torch.equal(output(x), F.linear(x, weight, output.bias))  # it speaks again
 
 # %% [markdown]
-# **Pitfall.** *A hook that is never called.* Our fast decoder reads the layer's weights and never calls the layer. So nothing changes, and every head seems worthless. Check first that something changes.
+# **Pitfall.** *A hook that is never called.* Our fast decoder reads the layer's weights and never calls the layer. So every head seems worthless. Check first that something changes.
 
 # %%
 cross_heads = [(layer, i) for layer in attention_layers(model)["cross"] for i in range(layer.h)]
@@ -175,7 +176,7 @@ print("with cross-attention silent:", trained.tokenizer.decode(blind[0].tolist()
 #
 # > **In short.** A head's worth is how much the loss rises without it. The rise is small, so we need many sentences.
 #
-# BLEU notices a change only when a *word* changes. The probability of the reference always changes a little. So the model reads the reference (teacher forcing). A head's **worth** is how much the reference's $-\log p$ rises while the head is silent, in nats a token.
+# BLEU notices a head only when a *word* changes. So we let the model read the reference (teacher forcing). A head's **worth** is how much the reference's $-\log p$ rises while the head is silent, in nats a token.
 
 
 # %%
@@ -250,7 +251,7 @@ passed = pass_together([head["silent p"] for head in record["heads"]])  # t test
 worth_chart(record["heads"], passed, record["splits"]["val"])
 
 # %% [markdown]
-# A star marks a worth that differs from 0 by more than chance, with all 72 tested at once (Holm's method, chapter 10). But beside the loss, 1.60 on these pairs, all are small.
+# 24 worths differ from 0 by more than chance (Holm's method, chapter 10). But beside the loss, 1.60 on these pairs, all are small.
 #
 # ## Does the map tell?
 #
@@ -289,7 +290,7 @@ map_and_worth_chart(of_kind, {"encoder": "entropy", "decoder": "entropy", "cross
 # %% [markdown]
 # A star marks a ρ beyond chance, with all six tested at once. In the encoder sharp heads are worth more, and so are heads that look at the previous token. Often one head is both, so this is one finding. Elsewhere no ρ has a star.
 #
-# `bet` has chapter 15's six heads by worth. If you bet on the good aligners, cross 2.8 and 1.5, you lost. The worst aligner, cross 1.7 (layer 1, head 7), is worth most in cross-attention.
+# `bet` has chapter 15's six heads in order of worth. If you bet on the good aligners, cross 2.8 and 1.5, you lost. The worst aligner, cross 1.7 (layer 1, head 7), is worth most in cross-attention.
 #
 # ## Do heads stand in for one another?
 #
@@ -297,7 +298,7 @@ map_and_worth_chart(of_kind, {"encoder": "entropy", "decoder": "entropy", "cross
 #
 # Each head of cross-attention is worth almost nothing, yet without all of them the translation was of another picture. Why do heads cost more together than one by one? There are three explanations.
 #
-# 1. *A large change does harm, whatever it is.* Test: add **noise** to what the heads say, a random vector of the same length.
+# 1. *A large change does harm, whatever it is.* Test: beside what the heads say, add **noise**, a random vector of the same length.
 # 2. *The model needs only a part of what is said, whoever says it.* Test: **halve** what all 24 heads say. No head is lost.
 # 3. *Heads stand in for one another*: what one says, others say, too. Test: silence twelve heads. If nobody else says what they say, it is lost completely, and that costs much more than halving. If others say it, silence costs little more.
 #
@@ -365,11 +366,11 @@ assert max(twelve) < theirs["all 24 silent"] / 10
 cross_costs_chart({"our 50 captions": ours, "1,014 validation pairs": theirs})
 
 # %% [markdown]
-# **All 24.** On validation the worths add up to 0.05 nats, but all heads together cost 2.57. Noise costs far less, so the size of the change isn't the reason. But halving costs little, too: the model needs only a part of what is said. So small worths alone don't prove that heads stand in for one another.
+# **All 24.** On validation the worths add up to 0.05 nats, but all heads together cost 2.57. Noise costs far less, so the size of the change alone isn't the reason. But halving costs little, too: the model needs only a part of what is said. So small worths alone don't prove that heads stand in for one another.
 #
-# **Twelve.** Either twelve cost about 0.2, little more than halving, and both together 2.57. So the twelve that are left do nearly all of the work, be they the best aligners or the worst: heads stand in for one another.
+# **Twelve.** Silencing either twelve costs about 0.2, little more than halving. So the twelve that are left do nearly all of the work, be they the best aligners or the worst: heads stand in for one another.
 #
-# **Good aligners.** On our captions the best aligners are missed *more* than the worst, on validation *less*, both by more than two standard errors. Our captions alone would have led to a wrong rule: a finding needs a second set of sentences.
+# **Good aligners.** On our captions the best aligners are missed *more* than the worst, on validation *less*, both by more than two standard errors. So a finding needs a second set of sentences.
 #
 # <details><summary>Details: the mean in place of zero</summary>
 #
@@ -462,9 +463,9 @@ patch_chart(table, words, clean)
 #
 # ## Read
 #
-# > **In short.** What would the decoder say if it had to speak after an early part? This shows after which part a word can first be read, not whether the model needs that part.
+# > **In short.** What would the decoder say if it had to speak after an early sublayer? This shows where a word can first be read, not whether the model needs that sublayer.
 #
-# The last norm and the generator turn the stream into probabilities of the next token. They can do so after *any* layer: this is the **logit lens** (nostalgebraist 2020).
+# The last norm and the generator turn the stream into probabilities of the next token. They can do so after *any* sublayer: this is the **logit lens** (nostalgebraist 2020).
 
 
 # %%
@@ -502,7 +503,7 @@ final = log_p.exp()[:, range(dog.wanted.size(1)), dog.wanted[0]]  # (N + 1, T)
 lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read])
 
 # %% [markdown]
-# Before the first layer it shows the word just read. Look at the column "the": after two layers the model would write *water*, after three *wet*, the English of "nasse". Does *wet* need the part after which it can first be read? If so, cutting that part loses it.
+# Before the first layer it shows the word just read. Look at the column "the": after two layers the model would write *water*, after three *wet*, the English of "nasse". Does *wet* need the sublayer after which it can first be read? If so, cutting that sublayer loses *wet*.
 #
 # We read after each sublayer: *wet*, and with "hohe" in the place of "nasse" *tall*.
 
@@ -526,7 +527,7 @@ after = [f"after layer {n}'s {part}" for n in (2, 3) for part in parts]
 pd.DataFrame({f"p({word})": adjective_read(word)[4:] for word in sources}, after).round(2)
 
 # %% [markdown]
-# *Tall* can be read after layer 2's cross-attention, *wet* only after layer 3's. **Predict.** We cut the one or the other. Which cut does *wet* more harm? Which does *tall*?
+# *Tall* can be read after layer 2's cross-attention, *wet* only after layer 3's. **Predict.** We cut one or the other. Which cut harms *wet* more, and which *tall*?
 
 # %%
 for n in (2, 3):
@@ -536,7 +537,7 @@ for n in (2, 3):
     print(f"without layer {n}'s cross-attention the model ends with {ends}")
 
 # %% [markdown]
-# *Wet* loses more without layer 2's cross-attention, after which it can't be read yet. *Tall* loses little without it, though there it can first be read. So the part after which a word can first be read need not be the part that it needs. (This is one position of one caption.)
+# *Wet* loses more without layer 2's cross-attention, after which it can't be read yet. *Tall* loses little without it, though *tall* can first be read there. So where a word can first be read, and what it needs, are two questions. (This is one position of one caption.)
 #
 # ## Summary
 #
@@ -544,7 +545,7 @@ for n in (2, 3):
 # - A head's worth is what is lost without it while all others are there.
 # - In this model's encoder sharp heads are worth more. In cross-attention heads stand in for one another: either half does nearly all of the work.
 # - Patching shows what a vector carries: in our pair, *her* rests on two German words.
-# - Reading shows after which part a word can first be read, cutting which part it needs.
+# - Reading shows where a word can first be read, cutting which sublayers it needs.
 #
 # ## What the paper did that we don't
 #

@@ -162,6 +162,7 @@ def residual_stream() -> alt.TopLevelMixin:
         "Everything is added to one vector: three places to look or act",
         "One position, read upwards: the first decoder layer, then the others. Each sublayer "
         "reads the stream and adds to it. We patch the encoder's stream, which becomes the memory.",
+        wrap=100,
     )
 
 
@@ -215,9 +216,9 @@ def map_and_worth_chart(
             .axis(tickCount=5),
             alt.Y("silent:Q", title="worth, nats a token").scale(scale).axis(tickCount=5),
         )
-        text = base.mark_text(dy=-11, fontSize=12, color=INK)
+        text = base.mark_text(dx=4, dy=-9, align="left", fontSize=12, color=INK)
         dots = alt.layer(base.mark_circle(size=60, opacity=0.8), text.encode(text="label:N"))
-        charts[kind] = dots.properties(width=190, height=170)
+        charts[kind] = dots.properties(width=190, height=210)
     return titled(
         alt.hconcat(*named(charts)),
         "In the encoder sharp heads are worth more; elsewhere no order can be seen",
@@ -274,7 +275,7 @@ def lens_chart(
     right = [sum(map(str.__eq__, stage, tops[-1])) for stage in tops[:-1]]
     return titled(
         heatmap(final[::-1], depths[::-1], read, **look),  # the last layer on top
-        f"Here layer 1 has {right[1]} of the {len(read)} final tokens, and layer 2 has {right[2]}",
+        f"Layer 2 has {right[2]} of the {len(read)} final tokens here, layer 1 only {right[1]}",
         "Each cell: the likeliest next token after that layer. Dark: the final token is already "
         "probable. Bottom row: the embedding.",
         wrap=110,
