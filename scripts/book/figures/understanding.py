@@ -212,11 +212,11 @@ def map_and_worth_chart(
         label = [name.split()[-1] if name in labelled else "" for name in frame.index]
         base = alt.Chart(rounded(frame, 5).assign(label=label)).encode(
             alt.X(f"{number}:Q", title=units[number])
-            .scale(zero=False, padding=14)
+            .scale(zero=False, padding=30)
             .axis(tickCount=5),
             alt.Y("silent:Q", title="worth, nats a token").scale(scale).axis(tickCount=5),
         )
-        text = base.mark_text(dx=4, dy=-9, align="left", fontSize=12, color=INK)
+        text = base.mark_text(dx=-7, align="right", fontSize=12, color=INK)
         dots = alt.layer(base.mark_circle(size=60, opacity=0.8), text.encode(text="label:N"))
         charts[kind] = dots.properties(width=190, height=210)
     return titled(
