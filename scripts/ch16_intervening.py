@@ -26,7 +26,7 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 # %% [markdown]
 # # Chapter 16 · Intervening
 #
-# After this chapter you can change a part of a running model, measure what that costs, and say when a map of attention tells what a head is worth.
+# After this chapter you can change a part of a running model, measure what that costs, and say when a map of attention tells a head's worth.
 #
 # | | |
 # |---|---|
@@ -145,7 +145,7 @@ def silence(head_outputs: Tensor, output: nn.Linear, features: Tensor) -> Tensor
 
 
 # %% [markdown]
-# Check: silencing a head gives the same as setting its columns of $W^O$ to 0.
+# Check: a silent head is one whose columns of $W^O$ are 0.
 
 # %%
 torch.manual_seed(0)
@@ -261,7 +261,7 @@ worth_chart(record["heads"], passed, record["splits"]["val"])
 #
 # - *entropy*: low if the head is *sharp*, that is, looks at few tokens;
 # - *previous*: its weight on the previous token;
-# - *AER*, in cross-attention: its errors as an aligner. A *good aligner* looks at the German of the next English word.
+# - *AER*, in cross-attention: its errors as an aligner. A *good aligner* has few: it looks at the German of the next English word.
 #
 # Do they go with worth? We rank the 24 heads of each kind by a number, and by worth. *Spearman's ρ* compares the two orders: 1 if they agree, −1 if one is the other reversed, near 0 if unrelated. If maps tell nothing, no ρ differs from 0 by more than chance.
 #
@@ -500,7 +500,7 @@ final = log_p.exp()[:, range(dog.wanted.size(1)), dog.wanted[0]]  # (N + 1, T)
 lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read])
 
 # %% [markdown]
-# Before the first layer it shows the word just read. Look at the column "the": after two layers the model would write *water*, after three *wet*, the English of "nasse". Does *wet* need the sublayer after which it can first be read? If so, cutting that sublayer loses *wet*.
+# Before the first layer the lens shows the word just read. Look at the column "the": after two layers the model would write *water*, after three *wet*, the English of "nasse". Does *wet* need the sublayer after which it can first be read? If so, cutting that sublayer loses *wet*.
 #
 # We read after each sublayer: *wet*, and with "hohe" in the place of "nasse" *tall*.
 
@@ -524,7 +524,7 @@ after = [f"after layer {n}'s {part}" for n in (2, 3) for part in parts]
 pd.DataFrame({f"p({word})": adjective_read(word)[4:] for word in sources}, after).round(2)
 
 # %% [markdown]
-# *Tall* can be read after layer 2's cross-attention, *wet* only after layer 3's. **Predict.** We cut one or the other. Which cut harms *wet* more, and which *tall*?
+# *Tall* can be read after layer 2's cross-attention. *Wet* has only 0.03 there, and can be read after layer 3's. **Predict.** Which of these two cuts harms *wet* more, and which *tall*?
 
 # %%
 for n in (2, 3):
@@ -534,7 +534,7 @@ for n in (2, 3):
     print(f"without layer {n}'s cross-attention the model ends with {ends}")
 
 # %% [markdown]
-# *Wet* loses more without layer 2's cross-attention, after which it can't be read yet. *Tall* loses little without it, though *tall* can first be read there. So where a word can first be read, and what it needs, are two questions. (This is one position of one caption.)
+# *Wet* loses more without layer 2's cross-attention, after which it can hardly be read. *Tall* loses little without it, though *tall* can first be read there. So where a word can first be read, and what it needs, are two questions. (This is one position of one caption.)
 #
 # ## Summary
 #
