@@ -255,11 +255,11 @@ worth_chart(record["heads"], passed, record["splits"]["val"])
 #
 # ## Does the map tell?
 #
-# > **In short.** In the encoder, a head's map tells something about its worth. Elsewhere we can't see that it does.
+# > **In short.** In the encoder, a head's map tells something about its worth. Elsewhere we don't see it.
 #
 # Three numbers of chapter 15 describe a head's map:
 #
-# - *entropy*: low if the head is *sharp*, that is, looks at few tokens;
+# - *entropy*: low if the head is *sharp* and looks at few tokens;
 # - *previous*: its weight on the previous token;
 # - *AER*, in cross-attention: its errors as an aligner. A *good aligner* has few: it looks at the German of the next English word.
 #
@@ -296,7 +296,7 @@ map_and_worth_chart(of_kind, {"encoder": "entropy", "decoder": "entropy", "cross
 #
 # > **In short.** A worth is what is lost *while all other heads are still there*. If another head says the same, nothing is lost.
 #
-# Each head of cross-attention is worth almost nothing, yet without all of them the translation was of another picture. Why do heads cost more together than one by one? There are three explanations.
+# Each head of cross-attention is worth almost nothing, yet without all of them the translation was of another picture. Why do they cost more together? There are three explanations.
 #
 # 1. *A large change does harm, whatever it is.* Test: beside what the heads say, add **noise**, a random vector of the same length.
 # 2. *The model needs only a part of what is said, whoever says it.* Test: **halve** what all 24 heads say. No head is lost.
@@ -365,7 +365,7 @@ cross_costs_chart({"our 50 captions": ours, "1,014 validation pairs": theirs})
 # %% [markdown]
 # **All 24.** On validation the worths add up to 0.05 nats, but all heads together cost 2.57. Noise costs far less, so the size of the change alone isn't the reason. But halving costs little, too: the model needs only a part of what is said. So small worths alone don't prove that heads stand in for one another.
 #
-# **Twelve.** Silencing either twelve costs about 0.2, little more than halving. So the twelve that are left do nearly all of the work, be they the best aligners or the worst: heads stand in for one another.
+# **Twelve.** Silencing either twelve costs about 0.2, little more than halving. So the other twelve do nearly all of the work, be they the best aligners or the worst: heads stand in for one another.
 #
 # **Good aligners.** On our captions the best aligners are missed *more* than the worst, on validation *less*, both by more than two standard errors. So a finding needs a second set of sentences.
 #
@@ -381,7 +381,7 @@ cross_costs_chart({"our 50 captions": ours, "1,014 validation pairs": theirs})
 #
 # "Eine Frau liest ihrem Sohn ein Buch vor" means *A woman reads a book to her son*. With "Ein Mann … seinem Sohn" it is *his*. In German grammar "ihrem" or "seinem" alone decides this, whoever reads. Does the model rest on this word alone?
 #
-# We run both sentences through the encoder. In the first run we exchange *one* vector, the stream at position s after layer n, for that of the second, and go on as usual. The decoder has read "A woman reads a book to". How much does it prefer *her*?
+# We run both sentences through the encoder. In the first run we exchange *one* vector, the stream at position s after layer n, for that of the second, and go on. The decoder has read "A woman reads a book to". How much does it prefer *her*?
 #
 # $$ \log p(\text{her}) - \log p(\text{his}). $$
 #
