@@ -352,7 +352,7 @@ more, error = cost_per_token(difference, batch.ntokens)
 print(f"best less worst, our captions: {more:+.3f} ± {error:.3f}")
 
 # %% [markdown]
-# The same on the 1,014 validation pairs (the record of `python -m scripts.studies.aligners`), with all costs:
+# The same on the 1,014 validation pairs (the record of `python -m scripts.studies.aligners`), and all costs:
 
 # %%
 study = load_record("aligners-multi30k")
@@ -363,7 +363,7 @@ assert max(twelve) < theirs["all 24 silent"] / 10
 cross_costs_chart({"our 50 captions": ours, "1,014 validation pairs": theirs})
 
 # %% [markdown]
-# **All 24.** On validation the worths add up to 0.05 nats, but all heads together cost 2.57. Noise costs far less, so the size of the change alone isn't the reason. But halving costs little, too: the model needs only a part of what is said. So small worths alone don't prove that heads stand in for one another.
+# **All 24.** On validation the worths add up to 0.05 nats, but all heads together cost 2.57. Noise costs far less, so the size of the change alone isn't the reason. But halving costs little: the model needs only a part of what is said. So small worths alone don't prove that heads stand in for one another.
 #
 # **Twelve.** Silencing either twelve costs about 0.2, little more than halving. So the other twelve do nearly all of the work, be they the best aligners or the worst: heads stand in for one another.
 #
@@ -371,7 +371,7 @@ cross_costs_chart({"our 50 captions": ours, "1,014 validation pairs": theirs})
 #
 # <details><summary>Details: the mean in place of zero</summary>
 #
-# *Mean-ablation* puts a head's average over all pairs in the place of zero. It costs less than silence only where all of cross-attention is changed (2.41 nats).
+# *Mean-ablation* puts a head's average over all pairs in place of zero. It costs less than silence only where all of cross-attention is changed (2.41 nats).
 #
 # </details>
 #
@@ -502,7 +502,7 @@ lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read])
 # %% [markdown]
 # Before the first layer the lens shows the word just read. Look at the column "the": after two layers the model would write *water*, after three *wet*, the English of "nasse". Does *wet* need the sublayer after which it can first be read? If so, cutting that sublayer loses *wet*.
 #
-# We read after each sublayer: *wet*, and with "hohe" in the place of "nasse" *tall*.
+# We read after each sublayer: *wet*, and with "hohe" in place of "nasse" *tall*.
 
 
 # %%
