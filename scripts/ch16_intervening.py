@@ -13,20 +13,7 @@
 #     name: python3
 # ---
 
-# %% [markdown]
-# # Chapter 16 · Intervening
-#
-# After this chapter you can change a part of a running model, measure what that costs, and say when a map of attention tells what a head is worth.
-#
-# | | |
-# |---|---|
-# | In the paper | Figures 3 to 5 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), which show heads and test none |
-# | Time | 20 minutes to read, 40 with the code; a minute to run on a CPU |
-# | Before, after | [Chapter 15 · Looking inside](ch15_looking_inside.ipynb) · [Chapter 17 · A small GPT](ch17_small_gpt.ipynb) |
-#
-# *If you read only three cells:* the picture of *One road*, the chart of *Does the map tell?*, the table of *Who stands in for whom*.
-#
-# Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary, **N** layers; $d_k = D/H$.
+# %%
 
 # %% tags=["bootstrap"]
 import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
@@ -36,13 +23,27 @@ if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for pla
     sys.exit(f"Put {home}.zip, which `make colab` writes, beside this notebook.")
 home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
 
+# %% [markdown]
+# # Chapter 16 · Intervening
+#
+# After this chapter you can change a part of a running model, measure what that costs, and say when a map of attention tells a head's worth.
+#
+# | | |
+# |---|---|
+# | In the paper | Figures 3 to 5 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), which show heads and test none |
+# | Time | 20 minutes to read, 40 with the code; a minute to run on a CPU |
+# | Before, after | [Chapter 15 · Looking inside](ch15_looking_inside.ipynb) · [Chapter 17 · A small GPT](ch17_small_gpt.ipynb) |
+#
+# *If you read only three cells:* the picture of *One vector*, the charts of *Does the map tell?* and *Do heads stand in for one another?*
+#
+# Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary, **N** layers; $d_k = D/H$.
+
 # %%
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from operator import itemgetter
 
 import numpy as np
 import pandas as pd
@@ -54,7 +55,7 @@ from torch import Tensor, nn
 from scripts import ROOT
 from scripts.book.exercises import check
 from scripts.book.figures.understanding import (
-    group_costs_chart,
+    cross_costs_chart,
     lens_chart,
     map_and_worth_chart,
     patch_chart,
@@ -70,7 +71,6 @@ from scripts.ch06_training import PAD, Batch, greedy_decode
 from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch08_decoding import dropout_off
 from scripts.ch15_looking_inside import (
-    HEAD_NUMBERS,
     attention_layers,
     cross_word_weights,
     dossiers,
@@ -91,11 +91,11 @@ captions = aligned_pairs()
 park = look_at(trained, captions[2].texts[0])
 
 # %% [markdown]
-# ## One road
+# ## One vector
 #
-# > **In short.** Each part of the model *adds* something to one vector. So there are three tools: cut what a part adds, patch the vector itself, or read early what the model would say.
+# > **In short.** Each part of the model *adds* something to one vector. So we can **cut** what a part adds, **patch** the vector, or **read** early what the model would say.
 #
-# In a pre-norm model (chapter 4) each position has one vector x, which goes through all layers. Each sublayer reads x and adds to it. The last norm and the generator read the sum. This x is called the **residual stream**.
+# In a pre-norm model (chapter 4) each position has one vector x, which goes through all layers. Each sublayer reads x and adds its result to it. At the end the last norm and the generator read x. This is the **residual stream**.
 
 # %%
 residual_stream()
@@ -103,9 +103,9 @@ residual_stream()
 # %% [markdown]
 # ## Cut
 #
-# > **In short.** To learn what a head is for, take it away and see what breaks.
+# > **In short.** To learn what a head is for, take it away and see what gets worse.
 #
-# What the heads of a layer say, $d_k$ numbers each, stands side by side before $W^O$ (chapter 2). PyTorch lets us hook a function in there, which changes what some of them say. A *silent* head says zeros.
+# Before the output projection $W^O$ the results of a layer's heads stand side by side, $d_k$ numbers each (chapter 2). They are what a head *says*. PyTorch can call a function of ours there, a *hook*, which replaces some of them. A **silent** head says zeros.
 
 
 # %% tags=["yours"]
@@ -125,11 +125,14 @@ def heads_changed(
         x[..., features] = change(x[..., features], output, features)
         return x
 
+    chosen = defaultdict(list)
+    for layer, head in heads:
+        chosen[layer].append(head)
     with ExitStack() as hooks:
-        for layer, chosen in itertools.groupby(heads, itemgetter(0)):
+        for layer, own in chosen.items():
             output = layer.project_output
             parts = torch.arange(output.in_features).tensor_split(layer.h)  # H of (d_k,)
-            features = torch.cat([parts[head] for _, head in chosen])
+            features = torch.cat([parts[head] for head in own])
             hook = partial(before_output, features=features)
             hooks.enter_context(output.register_forward_pre_hook(hook))
         yield
@@ -142,7 +145,7 @@ def silence(head_outputs: Tensor, output: nn.Linear, features: Tensor) -> Tensor
 
 
 # %% [markdown]
-# Check: a silent head is one whose columns of the output's weight are 0.
+# Check: a silent head is one whose columns of $W^O$ are 0.
 
 # %%
 torch.manual_seed(0)
@@ -157,7 +160,7 @@ with torch.no_grad():
     assert not torch.equal(output(x), F.linear(x, weight, output.bias))  # it speaks again
 
 # %% [markdown]
-# **Pitfall.** *A hook that nothing calls.* Our fast decoder reads the layer's weights and never calls the module, so the hook changes nothing. Every head would seem worthless. So check that something changed.
+# **Pitfall.** *A hook that is never called.* Our fast decoder reads the layer's weights and never calls the layer. So every head seems worthless. Check first that something changes.
 
 # %%
 cross_heads = [(layer, i) for layer in attention_layers(model)["cross"] for i in range(layer.h)]
@@ -167,13 +170,13 @@ with heads_changed(cross_heads, silence):
 print("with cross-attention silent:", trained.tokenizer.decode(blind[0].tolist()))
 
 # %% [markdown]
-# Cut off from the source, the decoder still writes a caption: it is a language model, too.
+# Without the source the decoder still writes a caption, though of another picture: it is also a language model.
 #
 # ## What is a head worth?
 #
-# > **In short.** A head's worth is what its silence costs. The cost is small, so we need many sentences.
+# > **In short.** A head's worth is how much the loss rises without it. The rise is small, so we need many sentences.
 #
-# BLEU notices a head only if a *word* changes; the probability of the reference moves with every change. So a head's *worth* is how much $-\log p$ of the reference goes up without it, under teacher forcing, in nats a token.
+# BLEU notices a head only when a *word* changes. So we let the model read the reference (teacher forcing). A head's **worth** is how much the reference's $-\log p$ rises while the head is silent, in nats a token.
 
 
 # %%
@@ -223,7 +226,7 @@ def cost_per_token(lost: Tensor, tokens: int) -> tuple[float, float]:
 
 
 # %% [markdown]
-# All 72, one after the other, on our fifty captions. **Predict.** The whole model's loss is 0.78 nats a token here. How much is one head of 72 worth? For how many heads will fifty captions do?
+# **Predict.** The model's loss on our fifty captions is 0.78 nats a token. How much does it rise without one head of 72? Are fifty captions enough to measure that?
 
 # %%
 batch = make_batch(encode_pairs([pair.texts for pair in captions], trained.tokenizer))
@@ -236,81 +239,72 @@ alone = {  # what each caption loses without the head, (50,)
     for head in every_head(model)
 }
 worths, errors = np.array([cost_per_token(lost, batch.ntokens) for lost in alone.values()]).T
-print(
-    f"the loss is {whole.sum() / batch.ntokens:.2f} nats a token; "
-    f"a worth is {worths.mean():.3f} on average, with a standard error of {errors.mean():.3f}; "
-    f"{sum(abs(worths) > 2 * errors)} of 72 are beyond two standard errors"
-)
+print(f"the whole model's loss: {whole.sum() / batch.ntokens:.2f} nats a token")
+print(f"a head's worth: {worths.mean():.3f} on average, standard error {errors.mean():.3f}")
 
 # %% [markdown]
-# A head is worth 0.002 nats on average, and fifty captions measure it to ±0.004. They do for ten heads, of which chance would give three. With twenty times as many pairs the error is 4.5 times smaller. So we take worths from a record of 1,014 validation pairs (`python -m scripts.studies.heads`).
+# A head is worth 0.002 nats on average, and the standard error of one worth is twice that: fifty captions are too few. So we take the worths from 1,014 validation pairs (the record of `python -m scripts.studies.heads`).
 
 # %%
 record = load_record("heads-multi30k")
-looks = [look_at(trained, *pair.texts) for pair in captions]  # teacher forcing
-aligned = [cross_word_weights(*both, "writing") for both in zip(looks, captions, strict=True)]
-lines = dossiers(record, error_rates(captions, aligned))
-passed = pass_together(lines["silent p"].tolist())  # p of a t test over the pairs' losses
+passed = pass_together([head["silent p"] for head in record["heads"]])  # t tests over the pairs
 worth_chart(record["heads"], passed, record["splits"]["val"])
 
 # %% [markdown]
-# Holm's method (`pass_together`, chapter 10) guards the stars against such chance.
+# 24 worths differ from 0 by more than chance (Holm's method, chapter 10). But beside the loss, 1.60 on these pairs, all are small.
 #
 # ## Does the map tell?
 #
-# > **In short.** In the encoder it does. Elsewhere we don't see it.
+# > **In short.** In the encoder, a head's map tells something about its worth. Elsewhere we don't see it.
 #
-# Now chapter 15's question, and its bet on six heads (*2.1*: layer 2, head 1). We rank the 24 heads of a kind by a number of their map, and by their worth. *Spearman's ρ* compares two orders: 1 if they agree, −1 if one is the other reversed, near 0 if they are unrelated.
+# Three numbers of chapter 15 describe a head's map:
 #
-# **Predict.** Sharp heads, previous-token heads, good aligners: which of them are worth much?
+# - *entropy*: low if the head is *sharp* and looks at few tokens;
+# - *previous*: its weight on the previous token;
+# - *AER*, in cross-attention: its errors as an aligner. A *good aligner* has few: it looks at the German of the next English word.
+#
+# Do they go with worth? We rank the 24 heads of each kind by a number, and by worth. *Spearman's ρ* compares the two orders: 1 if they agree, −1 if one is the other reversed, near 0 if unrelated. If maps tell nothing, no ρ differs from 0 by more than chance.
+#
+# **Predict.** Which are worth more: sharp heads, heads that look at the previous token, good aligners?
 
 # %%
+looks = [look_at(trained, *pair.texts) for pair in captions]  # teacher forcing
+aligned = [cross_word_weights(*both, "writing") for both in zip(looks, captions, strict=True)]
+rates = error_rates(captions, aligned)  # AER (N, H)
+lines = dossiers(record, rates)  # a line for each of the 72 heads
 of_kind = dict(iter(lines.groupby("kind", sort=False)))
-tries = {
-    (kind, number): spearmanr(heads[number], heads["silent"])
-    for kind, heads in of_kind.items()
-    for number in (*HEAD_NUMBERS, "AER")
-    if heads[number].nunique() > 1  # the decoder sees no next token; only cross-attention aligns
-}
-passed = pass_together([rank.pvalue for rank in tries.values()])
-assert {kind for (kind, _), ok in zip(tries, passed, strict=True) if ok} == {"encoder"}
-bet = ["encoder 2.1", "encoder 3.2", "decoder 3.6", "cross 1.5", "cross 2.8", "cross 1.7"]
-plain = {"silent": "worth", "previous": "weight on the previous token"}
-dots = {
-    kind: heads[["AER" if kind == "cross" else "previous", "silent"]].rename(columns=plain)
-    for kind, heads in of_kind.items()
-}
-map_and_worth_chart(
-    dots,
-    bet,
-    "In the encoder the map tells a head's worth; elsewhere it isn't seen to",
-    "A dot: a head. Right: a number of its map (AER: errors in aligning). Named: the six of the bet.",
-)
+ranks = {}
+for kind, heads in of_kind.items():
+    for number in ("entropy", "AER" if kind == "cross" else "previous"):
+        ranks[kind, number] = spearmanr(heads[number], heads["silent"])
+passed = pass_together([rank.pvalue for rank in ranks.values()])
+for ((kind, number), rank), ok in zip(ranks.items(), passed, strict=True):
+    print(f"{kind:8} {number:9} ρ {rank.statistic:+.2f}{' *' * ok}")
 
 # %%
-print(lines.loc[bet, "silent"].sort_values(ascending=False).round(4).to_dict())
-starred = {
-    at: f"{rank.statistic:+.2f}{'*' * ok}"
-    for (at, rank), ok in zip(tries.items(), passed, strict=True)
-}
-pd.Series(starred).unstack().loc[list(of_kind), [*HEAD_NUMBERS, "AER"]].fillna("")
+bet = ["encoder 2.1", "cross 1.7", "decoder 3.6", "encoder 3.2", "cross 2.8", "cross 1.5"]
+assert lines.loc[bet, "silent"].is_monotonic_decreasing
+assert passed == [True, True, False, False, False, False]  # the encoder's two
+map_and_worth_chart(of_kind, {"encoder": "entropy", "decoder": "entropy", "cross": "AER"}, bet)
 
 # %% [markdown]
-# (A star: ρ passes, all 15 tested together.) In the encoder two numbers pass: heads that look at the previous token, and sharp ones (of low entropy), are worth more; often one head is both. Elsewhere no number passes. (In cross-attention only two of 24 worths have a star: their order is uncertain.)
+# A star marks a ρ beyond chance, with all six tested at once. In the encoder sharp heads are worth more, and so are heads that look at the previous token. Often one head is both, so this is one finding. Elsewhere no ρ has a star.
 #
-# If you bet on the best aligners, 1.5 and 2.8, you lost: we can't see that they are worth anything. The worst aligner, 1.7, is worth most in cross-attention.
+# `bet` has chapter 15's six heads in order of worth. If you bet on the good aligners, cross 2.8 and 1.5, you lost. The worst aligner, cross 1.7 (layer 1, head 7), is worth most in cross-attention.
 #
-# ## Who stands in for whom
+# ## Do heads stand in for one another?
 #
-# > **In short.** A worth is what is lost *although all other heads are still there*. If another head says the same, nothing is lost.
+# > **In short.** A worth is what is lost *while all other heads are still there*. If another head says the same, nothing is lost.
 #
-# So a worth may hide a head's work. We silence heads together: all 24 of a kind; in cross-attention also the four best aligners of each layer, or the four worst. For three reasons a group may cost more than the sum of its worths:
+# Each head of cross-attention is worth almost nothing, yet without all of them the translation was of another picture. Why do they cost more together? There are three explanations.
 #
-# - *A larger disturbance costs more.* The control is **noise**, added to what the heads say, and at each position as long as that (in the stream).
-# - *The first losses cost little*, even if no two heads say the same. The control: each head says **half**.
-# - *Heads say the same.* If not, silencing half of them costs much more than halving all, which leaves some of each.
+# 1. *A large change does harm, whatever it is.* Test: beside what the heads say, add **noise**, a random vector of the same length.
+# 2. *The model needs only a part of what is said, whoever says it.* Test: **halve** what all 24 heads say. No head is lost.
+# 3. *Heads stand in for one another*: what one says, others say, too. Test: silence twelve heads. If nobody else says what they say, it is lost completely, and that costs much more than halving. If others say it, silence costs little more.
 #
-# **Predict.** Half of cross-attention's heads silent, or all halved: which costs more? Which twelve are missed more?
+# The twelve are the four best aligners of each layer, or the four worst.
+#
+# **Predict.** Which costs more, twelve heads silent or 24 halved? Are the best aligners missed more than the worst?
 
 
 # %%
@@ -322,6 +316,11 @@ def noise_beside(head_outputs: Tensor, output: nn.Linear, features: Tensor) -> T
     return head_outputs + noise * lengths[0] / lengths[1]
 
 
+def halve(head_outputs: Tensor, output: nn.Linear, features: Tensor) -> Tensor:
+    """Heads that say half of what they would."""
+    return head_outputs / 2
+
+
 def aligners(rates: Tensor) -> dict[str, list[tuple[str, int, int]]]:
     """The heads of cross-attention by AER (N, H): the four best of each layer, and the four worst."""
     best_first = rates.argsort(dim=-1)  # (N, H)
@@ -331,71 +330,62 @@ def aligners(rates: Tensor) -> dict[str, list[tuple[str, int, int]]]:
     }
 
 
-# %%
-groups = {k: list(heads) for k, heads in itertools.groupby(every_head(model), itemgetter(0))}
-groups |= aligners(error_rates(captions, aligned))
-ways = {"silent": silence, "noise": noise_beside, "halved": lambda said, *_: said / 2}
-torch.manual_seed(0)
-lost = {"sum of worths": {name: sum(alone[h] for h in heads) for name, heads in groups.items()}}
-for way, change in ways.items():
-    lost[way] = {
-        name: changed_losses(model, batch, heads, change, memories[heads[0][0]]) - whole
-        for name, heads in groups.items()
-    }
-costs = {  # in nats a token, ± a standard error
-    way: {k: "{:.2f} ± {:.2f}".format(*cost_per_token(v, batch.ntokens)) for k, v in of.items()}
-    for way, of in lost.items()
+CROSS_CHANGES = {  # which heads of cross-attention, and what changes them
+    "noise beside all 24": ("cross", noise_beside),
+    "all 24 halved": ("cross", halve),
+    "12 best aligners silent": ("best", silence),
+    "12 worst aligners silent": ("worst", silence),
+    "all 24 silent": ("cross", silence),
 }
-pd.DataFrame(costs)
-
-# %% [markdown]
-# **All heads.** With the encoder's heads silent, no German word sees another; yet the loss rises by only 0.11. Without cross-attention it rises by 3.19, far beyond the sum of the worths, 0.03. Noise of that length costs 0.18, so the disturbance alone doesn't explain it. But halving all costs only 0.13. So small worths alone don't show that heads stand in for one another.
-#
-# **Half of the heads.** Without the best aligners the loss rises by 0.20, without the worst by 0.15, without both by 3.19. So either twelve alone do nearly the work of all 24: they stand in for one another.
-#
-# The best less the worst, on our captions and (`python -m scripts.studies.aligners`) on other pairs:
 
 
 # %%
-def group_costs(lost: Mapping[str, Tensor], tokens: int) -> dict[str, float]:
-    """The groups' costs, the best less the worst and its standard error, all in nats a token.
-
-    `lost` has what each pair (n,) loses without the group, by the group's name.
-    """
-    costs = {name: cost_per_token(each, tokens)[0] for name, each in lost.items()}
-    difference, error = cost_per_token(lost["best"] - lost["worst"], tokens)
-    return costs | {"difference": difference, "error": error}
-
-
-# %%
-live = {"part": "our captions", "pairs": len(captions)}
-live |= group_costs(lost["silent"], batch.ntokens)
-table = pd.DataFrame([live, *load_record("aligners-multi30k")["lost"]]).set_index("part")
-assert table["difference"].iloc[0] > 0 > table["difference"].iloc[1:].max()
-group_costs_chart(table)
+groups = aligners(rates)
+groups["cross"] = groups["best"] + groups["worst"]
+torch.manual_seed(0)  # noise
+lost = {"each silent alone, added up": sum(alone[head] for head in groups["cross"])}
+for name, (group, change) in CROSS_CHANGES.items():
+    lost[name] = changed_losses(model, batch, groups[group], change, memory) - whole
+ours = {name: cost_per_token(each, batch.ntokens)[0] for name, each in lost.items()}
+difference = lost["12 best aligners silent"] - lost["12 worst aligners silent"]
+more, error = cost_per_token(difference, batch.ntokens)
+print(f"best less worst, our captions: {more:+.3f} ± {error:.3f}")
 
 # %% [markdown]
-# On our captions the good aligners are missed more. But on a thousand other pairs they are missed *less*. (Our captions chose the groups, and are easier: a loss of 0.78, there 1.60. Which of the two matters, we can't tell.)
-#
-# ### Zero, or the mean?
-#
-# Is 0 fair? The layers above may never have met it. **Mean-ablation** lets a head say its average over all validation pairs instead, which says nothing of any one. **Predict.** Where is the mean milder than 0?
+# The same on the 1,014 validation pairs (the record of `python -m scripts.studies.aligners`), and all costs:
 
 # %%
-pd.DataFrame(record["groups"]).set_index("group").filter(regex="silent|mean").round(3)
+study = load_record("aligners-multi30k")
+print("best less worst, validation: {:+.3f} ± {:.3f}".format(*study["best less worst"]))
+theirs = {"each silent alone, added up": of_kind["cross"]["silent"].sum()} | study["costs"]
+twelve = [theirs[f"12 {which} aligners silent"] for which in ("best", "worst")]
+assert max(twelve) < theirs["all 24 silent"] / 10
+cross_costs_chart({"our 50 captions": ours, "1,014 validation pairs": theirs})
 
 # %% [markdown]
-# The mean is milder only where all of cross-attention is changed. So we keep 0.
+# **All 24.** On validation the worths add up to 0.05 nats, but all heads together cost 2.57. Noise costs far less, so the size of the change alone isn't the reason. But halving costs little: the model needs only a part of what is said. So small worths alone don't prove that heads stand in for one another.
+#
+# **Twelve.** Silencing either twelve costs about 0.2, little more than halving. So the other twelve do nearly all of the work, be they the best aligners or the worst: heads stand in for one another.
+#
+# **Good aligners.** On our captions the best aligners are missed *more* than the worst, on validation *less*, both by more than two standard errors. So a finding needs a second set of sentences.
+#
+# <details><summary>Details: the mean in place of zero</summary>
+#
+# *Mean-ablation* puts a head's average over all pairs in place of zero. It costs less than silence only where all of cross-attention is changed (2.41 nats).
+#
+# </details>
 #
 # ## Patch
 #
-# > **In short.** Silence says *that* a part matters. To see *what* it carries, give it another sentence's state.
+# > **In short.** Silence shows *that* a part matters. To see *what* it carries, put another sentence's vector in its place.
 #
-# "Eine Frau liest ihrem Sohn ein Buch vor": *A woman reads a book to her son.* With "Ein Mann … seinem Sohn" it is *his*. In German only "ihrem" says whose son it is: "Eine Frau … seinem Sohn" is correct, too.
+# "Eine Frau liest ihrem Sohn ein Buch vor" means *A woman reads a book to her son*. With "Ein Mann … seinem Sohn" it is *his*. In German grammar "ihrem" or "seinem" alone decides this, whoever reads. Does the model rest on this word alone?
 #
-# So run both sentences. In the first, replace *one* vector of the encoder, the state after layer n at position s, by that of the second. Then go on as usual, and let the decoder read "A woman reads a book to". The outcome is one number,
+# We run both sentences through the encoder. In the first run we exchange *one* vector, the stream at position s after layer n, for that of the second, and go on. The decoder has read "A woman reads a book to". How much does it prefer *her*?
 #
 # $$ \log p(\text{her}) - \log p(\text{his}). $$
+#
+# A vector that carries nothing about this choice leaves the number as it was.
 
 
 # %%
@@ -430,25 +420,22 @@ def preference(
 
 
 # %%
-woman, man = (
-    look_at(trained, german)
-    for german in (
-        "Eine Frau liest ihrem Sohn ein Buch vor.",
-        "Ein Mann liest seinem Sohn ein Buch vor.",
-    )
-)
+woman = look_at(trained, "Eine Frau liest ihrem Sohn ein Buch vor.")
+man = look_at(trained, "Ein Mann liest seinem Sohn ein Buch vor.")
 (her,), (his,) = (trained.tokenizer.encode(word) for word in ("her", "his"))
 read = woman.tgt[:, : woman.wanted[0].tolist().index(her) + 1]  # what stands before "her"
 print(" ".join(map(piece_label, pieces_of(trained, read[0].tolist()))))
 own, others = (encoder_stages(model, look.src) for look in (woman, man))  # N + 1 of (1, S, D)
 assert own[0].shape == others[0].shape  # so that positions match, piece by piece
 clean, foreign = (
-    preference(model, memory_from(model, s[-1], 3), read, her, his) for s in (own, others)
+    preference(model, memory_from(model, stages[-1], 3), read, her, his) for stages in (own, others)
 )
 print(f"log p(her) − log p(his): {clean:+.1f}, and {foreign:+.1f} with all of the other's source")
 
 # %% [markdown]
-# The second number is the check: the English text still says "woman", but the source decides. **Predict.** Exchange one vector at a time: ten positions, four depths. Is exchanging "Frau" enough to turn *her* into *his*? Is "ihrem"?
+# With all vectors of the other sentence the model prefers *his*, although the decoder has read "woman": the source decides.
+#
+# **Predict.** Now exchange one vector at a time: ten positions, four depths. Is "Frau" enough to turn *her* into *his*? Is "ihrem"?
 
 
 # %%
@@ -469,13 +456,13 @@ print(f"both words at once: {both:+.1f}")
 patch_chart(table, words, clean)
 
 # %% [markdown]
-# By grammar "seinem" is enough. But patched in at the first three depths, it leaves the model undecided (−0.1); after the last it leans to *his* (−1.3). Exchanging "Frau" alone never gives *his*, but takes most of the lead. Both together (at the embeddings) do nearly all that the other sentence does. (One sentence pair, chosen because it works. Meng et al. 2022 looked for facts in a similar way.)
+# Only two columns change much. Exchanging "ihrem" leaves the model undecided, or after the last layer turns it to *his*. Exchanging "Frau" takes away most of *her*'s lead. Both together, at the embeddings, do nearly all that the whole sentence does. So here *her* rests on two German words, where grammar needs one. (This is one pair, chosen to show the method. Meng et al. 2022 looked for facts in this way.)
 #
 # ## Read
 #
-# > **In short.** If the decoder had to speak after its first layer, what would it say?
+# > **In short.** What would the decoder say if it had to speak after an early sublayer? This shows where a word can first be read, not whether the model needs that sublayer.
 #
-# Apply the last norm and the generator to the stream after *any* layer: this is the *logit lens* (nostalgebraist 2020).
+# The last norm and the generator turn the stream into probabilities of the next token. They can do so after *any* sublayer: this is the **logit lens** (nostalgebraist 2020).
 
 
 # %%
@@ -503,7 +490,7 @@ def logit_lens(model: EncoderDecoder, src: Tensor, tgt: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# **Predict.** Embedding and generator share one table in this model. What will the lens say of the bare embedding?
+# **Predict.** In this model the embedding and the generator share one table. What will the lens show before the first layer?
 
 # %%
 dog = look_at(trained, captions[0].texts[0])
@@ -513,58 +500,53 @@ final = log_p.exp()[:, range(dog.wanted.size(1)), dog.wanted[0]]  # (N + 1, T)
 lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read])
 
 # %% [markdown]
-# The bare embedding repeats the word just read. Look at the column "the": after two layers the model would write *water*, after three it writes *wet*. The German is "über die nasse Wiese": no water there. Is *water* a habit, since some dogs in captions run through water? Or does it come from "nasse"?
+# Before the first layer the lens shows the word just read. Look at the column "the": after two layers the model would write *water*, after three *wet*, the English of "nasse". Does *wet* need the sublayer after which it can first be read? If so, cutting that sublayer loses *wet*.
 #
-# So we replace the adjective by "hohe" (tall), and by "krumme" (crooked), which no training caption holds. We read after each sublayer of layers 2 and 3. A habit would stay. (A lone letter begins a word.)
+# We read after each sublayer: *wet*, and with "hohe" in place of "nasse" *tall*.
 
 
 # %%
-def best_tokens(log_p: Tensor) -> str:
-    """The three likeliest tokens of log p (V,), each with its probability."""
-    top = log_p.exp().topk(3)
-    pieces = map(piece_label, pieces_of(trained, top.indices.tolist()))
-    return ", ".join(f"{w} {p:.2f}" for w, p in zip(pieces, top.values.tolist(), strict=True))
-
-
-at = [piece_label(piece) for piece in dog.read].index("the")
+at = [piece_label(piece) for piece in dog.read].index("the")  # here the adjective is written
 sources = {
-    adjective: look_at(trained, f"Ein kleiner Hund läuft über die {adjective} Wiese.").src
-    for adjective in ("nasse", "hohe", "krumme")
+    english: look_at(trained, f"Ein kleiner Hund läuft über die {german} Wiese.").src
+    for english, german in (("wet", "nasse"), ("tall", "hohe"))
 }
+
+
+def adjective_read(english: str) -> Tensor:
+    """p of the adjective at each stage of its sentence, where it is written: (3N + 1,)."""
+    (token,) = trained.tokenizer.encode(english)
+    return logit_lens(model, sources[english], dog.tgt)[:, at, token].exp()
+
+
 parts = ("self-attention", "cross-attention", "feed-forward")
-names = [f"after layer {n}'s {part}" for n in (2, 3) for part in parts]
-read_early = {}
-for adjective, src in sources.items():
-    stages = logit_lens(model, src, dog.tgt)[4:, at]  # from layer 2 on, (6, V)
-    read_early[adjective] = dict(zip(names, map(best_tokens, stages), strict=True))
-pd.DataFrame(read_early)
+after = [f"after layer {n}'s {part}" for n in (2, 3) for part in parts]
+pd.DataFrame({f"p({word})": adjective_read(word)[4:] for word in sources}, after).round(2)
 
 # %% [markdown]
-# *Water* comes from "nasse": from layer 2's cross-attention on, no other column has it among its three. For "hohe" that sublayer brings *tall*, for "nasse" only *water*, barely ahead. After layer 3's, *wet* leads. Are these sublayers needed? Reading can't tell. Cutting can:
+# *Tall* can be read after layer 2's cross-attention. *Wet* has only 0.03 there, and can be read after layer 3's. **Predict.** Which of these two cuts harms *wet* more, and which *tall*?
 
 # %%
-ends = {adjective: {} for adjective in sources}
-for (adjective, src), layer in itertools.product(sources.items(), (2, 3)):
-    cut = [(attention_layers(model)["cross"][layer - 1], head) for head in range(8)]
-    with heads_changed(cut, silence):
-        log_p = logit_lens(model, src, dog.tgt)[-1, at]  # (V,)
-    ends[adjective][f"without layer {layer}'s cross-attention"] = best_tokens(log_p)
-pd.DataFrame(ends)
+for n in (2, 3):
+    layer = attention_layers(model)["cross"][n - 1]
+    with heads_changed([(layer, head) for head in range(layer.h)], silence):
+        ends = ", ".join(f"p({word}) {adjective_read(word)[-1]:.2f}" for word in sources)
+    print(f"without layer {n}'s cross-attention the model ends with {ends}")
 
 # %% [markdown]
-# Without layer 2's cross-attention *wet* is lost; *tall* isn't, though it first leads there. Without layer 3's, where *wet* first leads, it still leads (0.13 instead of 0.21). So the sublayer where a word first leads may not be needed.
+# *Wet* loses more without layer 2's cross-attention, after which it can hardly be read. *Tall* loses little without it, though *tall* can first be read there. So where a word can first be read, and what it needs, are two questions. (This is one position of one caption.)
 #
 # ## Summary
 #
-# - Everything is added to one stream. Cut what is added, patch what is there, read it early.
-# - A head's worth is what is lost without it, given all the others. Compare silence with noise and halving.
-# - In this model's encoder sharp heads are worth more. In cross-attention heads stand in for one another: silencing half of them costs little more than halving all. Good aligners are missed more only on the captions that chose them: a finding needs a second set of sentences.
-# - Patching shows what a state carries: in our pair, *her* rests on two German words.
-# - Reading shows where a word first leads, cutting whether that place is needed.
+# - Everything is added to one vector. Cut what is added, patch the vector, or read it early.
+# - A head's worth is what is lost without it while all others are there.
+# - In this model's encoder sharp heads are worth more. In cross-attention heads stand in for one another: either half does nearly all of the work.
+# - Patching shows what a vector carries: in our pair, *her* rests on two German words.
+# - Reading shows where a word can first be read, cutting which sublayers it needs.
 #
 # ## What the paper did that we don't
 #
-# Its Figures 3 to 5 show heads that seem to find a verb's distant partner, or what "its" refers to. It intervenes nowhere, so it can't tell whether they have stand-ins.
+# Its Figures 3 to 5 show heads that seem to find a verb's distant partner, or what "its" refers to. It cuts none, so it can't tell whether they are needed.
 #
 # ## Exercises
 #
@@ -591,11 +573,11 @@ check(values_silenced)
 #
 # *think · difficulty ●●○ · worth ●●● · 10 minutes*
 #
-# Two heads of a layer do the same thing. Silencing either costs nothing, silencing both costs 3 BLEU. What is each worth, and what does a ranking by worth do with them? A colleague silences the 20 heads that cost least on the test set, and reports the model's BLEU on that same set. What is wrong?
+# Two heads of a layer do the same thing. Silencing either costs nothing, silencing both costs 3 BLEU. What is each worth? What goes wrong if we prune heads in the order of their worths?
 #
 # <details><summary>An answer</summary>
 #
-# Each is worth nothing *given the other*. A ranking throws both out first, and loses 3 BLEU at the second. The 20 were chosen for their luck on those sentences, so the figure is too good; choose on validation.
+# Each is worth nothing *given the other*. So both go early, and the second takes 3 BLEU with it. Measure again after each head.
 #
 # </details>
 #

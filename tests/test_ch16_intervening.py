@@ -16,11 +16,12 @@ from scripts.ch06_training import Batch
 from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch15_looking_inside import attention_layers
 from scripts.ch16_intervening import (
+    CROSS_CHANGES,
     aligners,
+    cost_per_token,
     decoder_stages,
     encoder_stages,
     every_head,
-    group_costs,
     heads_changed,
     logit_lens,
     memory_from,
@@ -150,14 +151,27 @@ def test_groups_of_aligners_and_what_they_cost():
     groups = aligners(rates)
     assert [head for _, _, head in groups["best"]] == [1, 3, 5, 7]
     assert [head for _, _, head in groups["worst"]] == [6, 4, 2, 0]
-    costs = group_costs({"best": torch.tensor([3.0, 5.0]), "worst": torch.tensor([1.0, 7.0])}, 10)
-    assert list(costs.values())[:3] == [0.8, 0.8, 0.0]
-    assert math.isclose(costs["error"], 0.4, rel_tol=1e-6)  # differences 2 and -2: √8 · √2 / 10
+    cost, error = cost_per_token(torch.tensor([2.0, -2.0]), 10)
+    assert cost == 0 and math.isclose(error, 0.4, rel_tol=1e-6)  # √8 · √2 / 10
 
 
-def test_the_record_of_aligners_is_of_the_shipped_model():
+def test_the_record_of_aligners_is_of_the_shipped_model_and_says_what_the_chapter_says():
     record = load_record("aligners-multi30k")
     assert record["weights_sha256"] == sha256(STUDIED / "model.safetensors")
+    assert list(record["costs"]) == list(CROSS_CHANGES)
+    noise, halved, best, worst, silent = record["costs"].values()
+    assert max(noise, halved) < min(best, worst) < max(best, worst) < halved + 0.1 < silent / 10
+    difference, error = record["best less worst"]
+    assert math.isclose(difference, best - worst, abs_tol=2e-5) and difference < -2 * error
+
+
+def test_only_for_all_of_cross_attention_the_mean_is_milder_than_zero():
+    groups = {group["group"]: group for group in load_record("heads-multi30k")["groups"]}
+    milder = [k for k, g in groups.items() if g["mean, together"] < g["silent, together"]]
+    assert milder == ["cross"]
+    for group in groups.values():
+        assert group["mean, one by one"] > group["silent, one by one"]
+    assert round(groups["cross"]["mean, together"], 2) == 2.41
 
 
 # Patching, the lens, and what weights do not tell

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import heatmap, lines, named, panels, rounded, titled
+from scripts.book.charts import heatmap, lines, long, named, panels, rounded, titled
 from scripts.book.figures.diagram import Diagram, drawn
-from scripts.book.look import GREY, INK, LOG, PALETTE, colored, row_axis
+from scripts.book.look import GREY, INK, LOG, PALETTE, bar_axis, colored, row_axis
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -161,7 +161,8 @@ def residual_stream() -> alt.TopLevelMixin:
         drawn("residual_stream").chart(),
         "Everything is added to one vector: three places to look or act",
         "One position, read upwards: the first decoder layer, then the others. Each sublayer "
-        "reads the stream and adds to it. (We patch the encoder's, which has no cross-attention.)",
+        "reads the stream and adds to it. We patch the encoder's stream, which becomes the memory.",
+        wrap=100,
     )
 
 
@@ -187,58 +188,67 @@ def worth_chart(rows: Sequence[dict], passed: Sequence[bool], pairs: int) -> alt
         )
     return titled(
         alt.vconcat(*named(maps)),
-        f"{sum(passed)} of {len(rows)} heads pass the test, and none is worth much",
-        "What is lost when one head is silent: change of −log p of the reference, in thousandths "
-        f"of a nat a token; blue: the reference becomes less likely. {pairs:,} validation pairs. "
-        "A star: passes a test of all 72 at once.",
+        f"{sum(passed)} of {len(rows)} worths are more than chance, and all are small",
+        "A head's worth: how much −log p of the reference rises while it is silent, in thousandths "
+        f"of a nat a token. {pairs:,} validation pairs. A star: more than chance, with all "
+        f"{len(rows)} tested at once.",
     )
 
 
 def map_and_worth_chart(
-    panels: Mapping[str, pd.DataFrame], labelled: Sequence[str], title: str, caption: str
+    kinds: Mapping[str, pd.DataFrame], across: Mapping[str, str], labelled: Sequence[str]
 ) -> alt.TopLevelMixin:
-    """Dots in panels: each frame's first column is across, its second up, on one scale for all.
+    """Heads as dots, a panel a kind: a number of the map across, the worth up, on one scale.
 
-    The index names the dots; those `labelled` bear the last word of their name.
+    The index of each of the `kinds` names its heads; `across` says which column is drawn.
+    Those `labelled` bear the last word of their name.
     """
-    ups = [frame.iloc[:, 1] for frame in panels.values()]
-    scale = alt.Scale(domain=[min(map(min, ups)), max(map(max, ups))], nice=True)
+    units = {"entropy": "entropy, bits", "AER": "AER"}
+    worths = [worth for heads in kinds.values() for worth in heads["silent"]]
+    scale = alt.Scale(domain=[min(worths), max(worths)], nice=True)
     charts = {}
-    for name, frame in panels.items():
-        across, up = frame.columns
-        label = [dot.split()[-1] if dot in labelled else "" for dot in frame.index]
+    for kind, number in across.items():
+        frame = kinds[kind][[number, "silent"]]
+        label = [name.split()[-1] if name in labelled else "" for name in frame.index]
         base = alt.Chart(rounded(frame, 5).assign(label=label)).encode(
-            alt.X(f"{across}:Q").scale(zero=False).axis(tickCount=5),
-            alt.Y(f"{up}:Q", title=f"{up}, nats a token").scale(scale).axis(tickCount=5),
+            alt.X(f"{number}:Q", title=units[number])
+            .scale(zero=False, padding=30)
+            .axis(tickCount=5),
+            alt.Y("silent:Q", title="worth, nats a token").scale(scale).axis(tickCount=5),
         )
-        text = base.mark_text(dx=7, dy=9, align="left", fontSize=12, color=INK)
+        text = base.mark_text(dx=-7, align="right", fontSize=12, color=INK)
         dots = alt.layer(base.mark_circle(size=60, opacity=0.8), text.encode(text="label:N"))
-        charts[name] = dots.properties(width=190, height=160)
-    return titled(alt.hconcat(*named(charts)), title, caption, wrap=110)
-
-
-def group_costs_chart(table: pd.DataFrame) -> alt.TopLevelMixin:
-    """What the best aligners cost more than the worst, ± 2 errors, a row for each set of pairs.
-
-    `table` has the columns pairs, difference and error; its index names the sets.
-    """
-    frame = table[["pairs", "difference", "error"]].rename_axis("part").reset_index()
-    frame["row"] = frame["part"] + ": " + frame["pairs"].map("{:,} pairs".format)
-    frame["low"] = frame["difference"] - 2 * frame["error"]
-    frame["high"] = frame["difference"] + 2 * frame["error"]
-    base = alt.Chart(rounded(frame)).encode(row_axis("row", list(frame["row"])))
-    x = alt.X("difference:Q", title="lost without the best minus lost without the worst, nats")
-    zero = alt.Chart(pd.DataFrame({"x": [0]})).mark_rule(color=GREY, strokeDash=[4, 3])
-    layers = [
-        zero.encode(x="x:Q"),
-        base.mark_rule(color=PALETTE[0], strokeWidth=2).encode(alt.X("low:Q"), x2="high:Q"),
-        base.mark_circle(size=110, opacity=1, color=PALETTE[0]).encode(x.axis(tickCount=6)),
-    ]
+        charts[kind] = dots.properties(width=190, height=210)
     return titled(
-        alt.layer(*layers).properties(width=400, height=alt.Step(32)),
-        "On our captions the good aligners are missed more, elsewhere the bad ones",
-        "Twelve heads of cross-attention silent together: the four best aligners of each layer, or "
-        "the four worst, by their AER on our captions. Bars: two standard errors to each side.",
+        alt.hconcat(*named(charts)),
+        "In the encoder sharp heads are worth more; elsewhere no order can be seen",
+        "A dot is a head. Low entropy: a sharp head. Low AER: a good aligner. Named: the six heads "
+        "of chapter 15's bet.",
+        wrap=110,
+    )
+
+
+def cross_costs_chart(costs: Mapping[str, Mapping[str, float]]) -> alt.TopLevelMixin:
+    """What each change of cross-attention's heads costs, a bar for each set of pairs.
+
+    `costs` leads from the set of pairs to the change and to nats a token.
+    """
+    frame = long(costs, "pairs", "change", "cost")
+    changes = list(frame["change"].unique())
+    x = alt.X("cost:Q", title="added to the loss, nats a token")
+    base = alt.Chart(rounded(frame)).encode(
+        x.scale(domain=[0, 1.1 * frame["cost"].max()], nice=False).axis(tickCount=5, grid=False),
+        bar_axis("change", changes),
+        yOffset=alt.YOffset("pairs:N", sort=list(costs)),
+    )
+    fill = colored("pairs", dict(zip(costs, PALETTE, strict=False)), title=None, sort=None)
+    numbers = base.mark_text(align="left", dx=5).encode(text=alt.Text("cost:Q", format=".2f"))
+    chart = alt.layer(base.mark_bar().encode(color=fill), numbers)
+    return titled(
+        chart.properties(width=340, height=42 * len(changes)),
+        "Little is lost without 12 heads, best or worst aligners; much without all 24",
+        "The heads of cross-attention, changed in six ways. The aligners are the four best or "
+        "worst of each layer, by their AER on our captions.",
     )
 
 
@@ -249,9 +259,9 @@ def patch_chart(
     depths = ["embedding", *(f"after layer {n}" for n in range(1, len(table)))]
     return titled(
         heatmap(table, depths, words, scheme="diverging", digits=1, numbers=True, cell=44),
-        "Two words carry “her”",
-        "log p(her) − log p(his), when one vector of the encoder comes from the sentence about the "
-        f"man. Unpatched it is {unpatched:+.1f}.",
+        "Two German words carry “her”",
+        "log p(her) − log p(his), while one vector of the encoder comes from the man's sentence. "
+        f"Without a patch it is {unpatched:+.1f}.",
     )
 
 
@@ -265,9 +275,9 @@ def lens_chart(
     right = [sum(map(str.__eq__, stage, tops[-1])) for stage in tops[:-1]]
     return titled(
         heatmap(final[::-1], depths[::-1], read, **look),  # the last layer on top
-        f"Of {len(read)} final tokens layer 1 has {right[1]}, layer 2 already {right[2]}",
-        "Each cell: the likeliest next token at that depth. Dark: the final token is already "
-        "probable. Bottom: the embedding.",
+        f"Layer 2 has {right[2]} of the {len(read)} final tokens here, layer 1 only {right[1]}",
+        "Each cell: the likeliest next token after that layer. Dark: the final token is already "
+        "probable. Bottom row: the embedding.",
         wrap=110,
     )
 
