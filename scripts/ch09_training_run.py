@@ -75,7 +75,7 @@ from scripts.core.settings import PRESETS, TrainConfig, build_model, learning_ra
 #
 # > **In short.** The model goes 18 times through 29,000 captions, and noise becomes a translator.
 #
-# This repeats the training of chapter 0's translator, *the shipped model*, on one thread of a CPU, with each epoch's weights kept. The code is newer, so the bits differ. The settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU scores translations from 0 to 100, by how many of their runs of one to four words the references also have ([chapter 10](ch10_judging.ipynb)). **Predict.** The run's steps took 28 minutes. After how many minutes did it have half of its final BLEU?
+# We trained chapter 0's translator, *the shipped model*, again on one thread of a CPU, and kept each epoch's weights. The code is newer, so the bits differ. The settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU scores translations from 0 to 100, by how many of their runs of one to four words the references also have ([chapter 10](ch10_judging.ipynb)). **Predict.** The run's steps took 28 minutes. After how many minutes did it have half of its final BLEU?
 
 # %%
 record, epochs_record = load_record("multi30k-de-en"), load_record("epochs-multi30k")
@@ -271,7 +271,7 @@ with tempfile.TemporaryDirectory() as folder:
 # - the weights, and the optimizer's averages of each: Adam keeps `step`, `exp_avg` and `exp_avg_sq` in `optimizer.state[weight]`;
 # - the epoch and the step within it, from which the batch follows;
 # - the number of steps done, from which the rate follows;
-# - the random generator's state (`torch.get_rng_state()`), from which dropout draws.
+# - the random generator's state (`torch.get_rng_state()`), from which dropout draws. (On a GPU it draws from another, which the engine saves, too.)
 #
 # The state also holds the history, from which the best epoch is chosen, and the losses added up so far in this epoch.
 #
@@ -410,13 +410,13 @@ print((captions.translation == captions.reference).sum(), "exactly as in the ref
 captions[:4]
 
 # %% [markdown]
-# Ten are exact. Some of the others aren't English; some read well and are wrong: the baker *can play a bottle*.
+# Ten are exact. Others aren't English, or read well and are wrong: the baker *can play a bottle*.
 #
 # ## Killed in the middle
 #
 # > **In short.** `kill -9` gives no time for anything. What is on the disk has to be enough.
 #
-# Another process trains the tiny model, two epochs of 27 steps. We kill it after step 31. Then a new `Trainer` goes on. The control, `EmptyLoad`, finds the file and loads nothing. Before both we set another seed, since from the old one `EmptyLoad` would repeat the whole run, and end with the same bits. (The killed process has our `Trainer`, also where you wrote your own.) **Predict.** How many weights of each will differ from the straight run's?
+# Another process trains the tiny model, two epochs of 27 steps. We kill it after step 31. Then a new `Trainer` goes on. The control, `EmptyLoad`, finds the file and loads nothing. Before both we set another seed, since from the old one `EmptyLoad` would repeat the whole run, and end with the same bits. **Predict.** How many weights of each will differ from the straight run's?
 
 # %%
 CHILD = """
@@ -466,7 +466,7 @@ with tempfile.TemporaryDirectory() as place:
 # - *steps*: the count of steps is 0 again, so the rate warms up again;
 # - *Adam*: its averages start anew;
 # - *epoch*: the number is 1, 2 or 3, so the batches are others;
-# - *all three*, as a script does that saves the weights alone.
+# - *all three*, as a script does that saves only weights, and begins again.
 #
 # (The toy has no dropout, so its generator decides nothing.) **Predict.** Which single part costs most BLEU?
 
@@ -499,7 +499,7 @@ assert table.val_bleu["steps"] < table.val_bleu["nothing"] - 5
 table
 
 # %% [markdown]
-# The count of steps costs most: the rate ends near its peak instead of 0. Without Adam's averages BLEU is 1.2 lower. But with merely other batches it is 0.7 to 1.4 lower: on 60 captions we can't tell these from chance.
+# The count of steps costs most here, in the last epoch: it ends while the rate is near its peak, not 0. Without Adam's averages BLEU is 1.2 lower. But with merely other batches it is 0.7 to 1.4 lower: on 60 captions we can't tell these from chance.
 #
 # ## When a number isn't one
 #
@@ -520,7 +520,7 @@ victim.optimizer.step()
 print(f"without it {all_weights(victim).isfinite().sum()} of {len(before):,} survive")
 
 # %% [markdown]
-# Without a check none survive. Two saves later both files would hold NaN. A run that goes on from an earlier state meets the same batch and the same NaN: look at that batch, or lower the rate.
+# Without a check none survive, and two saves later both states that we keep would hold NaN. A run that goes on from an earlier state meets the same batch and the same NaN: look at that batch, or lower the rate.
 #
 # ## Which epoch to keep
 #
@@ -534,7 +534,7 @@ scores = 40 + 0.5 * torch.randn(100_000, 18)  # so many such contests
 print(f"the best of 18 equal models seems to have {scores.max(dim=1).values.mean():.1f}")
 
 # %% [markdown]
-# A maximum flatters. (Less for epochs that are scored on the same captions: they share part of the error.) So never choose an epoch by the test set. Score the chosen model on it once, at the end.
+# A maximum flatters. (Less on the same captions, as our epochs are scored: they share part of the error.) So never choose an epoch by the test set. Score the chosen model on it once, at the end.
 
 # %%
 split = "test_2016_flickr" if gpu else "test"
@@ -561,17 +561,15 @@ columns = ["train_loss", "val_loss", "end_loss", "length_ratio", "loops", "bleu_
 history.loc[10:12, columns].round(2)
 
 # %% [markdown]
-# Outputs are 16% too long, and more of them loop. **Suspects**:
+# **What falls?** With a beam of 5 BLEU falls by only 1.1, and with loops cut by 1.5. With both it doesn't fall at all: 39.9 before, 40.2 after. So it is greedy outputs that don't stop. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
 #
 # - *Luck with these captions*: no. The fall has a 95% interval of −5.3 to −2.0 BLEU ([chapter 10](ch10_judging.ipynb)).
-# - *Rounding*: no. The shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall by 3.2 and 2.5. (Three [GPU runs](../results/gpu-small-1.json) with other batches never fall by more than 1.3.)
-# - *Forgotten endings*: no. After the words of a reference the model ends as surely as before (`end_loss`).
-# - *Loops*: in part. With loops cut BLEU still falls by 1.5.
-# - *Greedy decoding*: in part. With a beam of 5 BLEU falls by 1.1, in the earlier repetition not at all.
+# - *Rounding*: no. The shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall by 3.2 and 2.5.
+# - *The recipe*: no. Three [GPU runs](../results/gpu-small-1.json) with other batches never fall by more than 1.3.
 #
 # Three are left: *dropout* drew unluckily, some *steps* were special, or the *order* of the steps was.
 #
-# **Instrument.** We train epoch 11 again, and translate after every fifth step.
+# **Instrument.** We train epoch 11 again, and translate after every fifth step: a *look*.
 
 # %%
 fall = epochs_record["fall"]
@@ -581,9 +579,9 @@ steady = [row["bleu"] for row in fall["step by step"] if not 240 < row["step"] <
 fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", start=240, end=255)
 
 # %% [markdown]
-# Grey is the range of BLEU at all looks but those of steps 241 to 255. In the last ten steps of the epoch BLEU falls below it, and five steps later it is back.
+# Grey is the range of BLEU at the looks before step 241 and after step 255. Between these, BLEU falls far below it. Five steps later it is back.
 #
-# Just before, five of six steps have long sentences, of 21 to 43 tokens; the mean is 17. (A batch has sentences of similar length: chapter 7.) These six have 28 tokens on average; in other epochs the longest six in a row mostly have 22 to 24. We call these five the *long steps*.
+# Of steps 241 to 246 all but 242 have long sentences, of 21 to 43 tokens on average; the epoch's mean is 17. We call these five the *long steps*. Only epochs 7 and 18 have six such steps in a row, too, and not near their ends.
 #
 # **Control.** We train epoch 11 again from the same state. Each row of the picture changes one thing, and has three draws of dropout:
 #
@@ -593,7 +591,7 @@ fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", st
 # - *another end*: the nine steps after the long ones change places with the nine before them;
 # - *shuffled before*: all steps but the long ones and the last nine are shuffled (two orders).
 #
-# **Predict.** Which changes prevent the fall?
+# **Predict.** Which changes prevent the fall, and which only heal it sooner?
 
 # %%
 controls = {
@@ -606,16 +604,18 @@ controls = {
         *fall["controls"]["order 2, long steps late, own end"],
     ],
 }
-controls_chart(controls, steady, "Each of three changes prevents the fall")
+controls_chart(
+    controls, steady, "Long steps begin the fall; the steps around them decide how deep it goes"
+)
 
 # %% [markdown]
-# **Culprit.** Dropout isn't it: with each draw BLEU falls, by our run's own draw the least. Moving just any steps doesn't help either (the second row). The fall takes three things together: the long steps near the end, these nine steps after them, and the order of those before. If one of them is missing, the mean is 39.0 to 39.9 BLEU instead of 33.3. So it was an unlucky order. What is special about the nine steps we don't know. (Nor is this the cause of the smaller fall in epoch 5, whose end has no long steps.)
+# **Culprit.** Dropout isn't it: with each draw BLEU falls. Nor is it that steps were moved: moving five others changes nothing. Only without the long steps near the end nothing falls. With another end BLEU falls by step 250, too, and is back at 255. With other steps before, it falls little, though 30 to 40 outputs still loop. So the long steps begin the fall, and the steps around them decide how deep it goes and how long it lasts. (We tried one other end and two other beginnings.) Epoch 5 has the same symptoms, and shorter long steps before its end; there we tried nothing.
 #
-# **Moral.** One epoch's BLEU is a snapshot. Even without the fall it moves by 2.8 within these 90 steps. So don't stop a run for one bad epoch: look at the length of the outputs, and wait. In the last four epochs, while the rate goes to 0, BLEU moves by less than 0.5.
+# **Moral.** One epoch's BLEU is a snapshot: had the epoch ended five steps later, nobody had seen a fall. So don't stop a run for one bad epoch. Look at the length of the outputs, and wait: in the last four epochs, while the rate goes to 0, BLEU moves by less than 0.5.
 #
 # ## Averaging checkpoints
 #
-# > **In short.** In the middle of a run the weights jitter from step to step, and BLEU with them. A mean of the last ones is steadier: it heals epoch 11.
+# > **In short.** In the middle of a run BLEU swings. A mean of weights over more steps than a swing lasts is steadier.
 #
 # The paper averages its base model's last 5 checkpoints, saved every ten minutes (§6.1): $\bar\theta = \frac1K \sum_k \theta_k$. **Your turn.**
 
@@ -642,7 +642,7 @@ with tempfile.TemporaryDirectory() as folder:
     torch.testing.assert_close(mean, 5000 * torch.arange(6, dtype=torch.float32))
 
 # %% [markdown]
-# **Experiment.** Does such a mean heal epoch 11? We train it once more, keep the weights after each of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. If the fall is more than jitter, the means fall, too. **Predict.** What do means of 5, 10, 20 and 40 have in epoch 11? Its fall lasts ten steps.
+# **Experiment.** Has such a mean the fall of epoch 11? We train it once more, keep the weights after each of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. If the weights only jitter from step to step, a mean of 5 hasn't the fall. If they drift for ten steps, only longer means haven't. **Predict.**
 
 # %%
 columns = ["bleu", "mean of 5", "mean of 10", "mean of 20", "mean of 40"]
@@ -651,7 +651,7 @@ table = pd.DataFrame(means).T.rename_axis("epoch").rename(columns={"bleu": "last
 table.round(1)  # BLEU, the mean of three draws of dropout
 
 # %% [markdown]
-# In epoch 11 means of 5 and 10 hold weights from the fall alone, and fall, too. The mean of 20 also holds ten from before it, and has 39.9 BLEU; that of 40 has 40.9. A mean takes luck out, the good as well: in epoch 12, which ends at a high point, the mean of 40 is 0.5 lower. From epoch 10 to 12 the last weights move by 8 BLEU, the means of 40 by 1.5. At the end of epoch 18 the rate is 0: the weights hardly move, and no mean changes anything.
+# The weights drift: means of 5 and 10 fall, too. A mean of 20, with ten from before the fall, hides it; so does one of 40. A mean takes good luck out, too: in epoch 12 that of 40 is 0.5 lower. From epoch 10 to 12 the last weights move by 8 BLEU, the means of 40 by 1.5. At the end of epoch 18 the rate is 0: the weights hardly move, and no mean changes anything.
 #
 # ## Several processes
 #
@@ -670,7 +670,7 @@ table.round(1)  # BLEU, the mean of three draws of dropout
 #
 # The engine's [`Training`](../scripts/core/training.py) is our `Trainer` and more: it refuses to resume with other settings, and shares steps among processes. Its [`Step`](../scripts/core/steps.py) has four kinds. `textbook` is our `train_step`, and a run with it ends with `Trainer`'s bits ([test](../tests/test_ch09_training_run.py)). Chapter 12 adds three faster ones.
 #
-# **Pitfall.** Each process has a batch of `--max_tokens`. So for the same recipe four processes take a quarter each, 512.
+# **Pitfall.** Each process has a batch of `--max_tokens`. So for the same recipe four processes take a quarter of the 2,048 each.
 #
 # This repeats the shipped model's recipe ([record](../results/multi30k-de-en.json)); `bleu` is by a beam of 5:
 

@@ -131,18 +131,24 @@ def test_epoch_11_fell_as_its_chart_says():
     assert looks[255].items() - {("step", 255), ("recent_length", 15.2)} <= after.items()
 
 
-def test_one_change_of_three_prevents_the_fall_and_moving_any_steps_does_not():
+def test_without_long_steps_late_nothing_falls_and_other_ends_heal():
     fall = load_record("epochs-multi30k")["fall"]
     ends = {name: [run["bleu"] for run in runs] for name, runs in fall["controls"].items()}
     fallen = {name for name, scores in ends.items() if max(scores) < 36}
     assert fallen == {"as they came", "five others first"}
     steady = [row["bleu"] for row in fall["step by step"] if not 240 < row["step"] <= 255]
     healed = [score for name, scores in ends.items() if name not in fallen for score in scores]
-    assert min(healed) > min(steady) and ends["as they came"][0] == max(ends["as they came"])
+    assert min(healed) > min(steady)
+    others, first = (
+        fall["controls"][n] for n in ("others after the long steps", "long steps first")
+    )
+    assert max(run["earlier"][-1]["bleu"] for run in others) < 38.4
+    assert min(look["bleu"] for run in first for look in (*run["earlier"], run)) > min(steady)
     shuffled = [x for n in (1, 2) for x in ends[f"order {n}, long steps late, own end"]]
-    names = ("as they came", "long steps first", "others after the long steps")
-    means = [round(mean(scores), 1) for scores in (*map(ends.get, names), shuffled)]
-    assert means == [33.3, 39.7, 39.9, 39.0]
+    assert min(healed) == min(shuffled)
+    runs = [run for n in (1, 2) for run in fall["controls"][f"order {n}, long steps late, own end"]]
+    loops = [run["loops"] for run in runs]
+    assert min(loops) >= 30 and max(loops) <= 40
 
 
 def test_means_of_weights_are_steadier_than_the_last_ones():

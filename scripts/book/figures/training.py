@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -134,25 +133,30 @@ def band(scores: Sequence[float], axis: str) -> alt.Chart:
 
 def controls_chart(
     controls: Mapping[str, Sequence[Mapping]], steady: Sequence[float], title: str
-) -> alt.LayerChart:
-    """BLEU at the end of repeated epochs: a row for each change, a dot for each run, and the mean.
+) -> alt.HConcatChart:
+    """BLEU in the last ten steps of repeated epochs: a panel for each change, a curve for each run.
 
-    A grey band spans the `steady` scores; the dots of a row whose mean is below it have a colour of
-    their own.
+    A run has `step`, `bleu`, and its earlier looks in `earlier`. A grey band spans the `steady`
+    scores.
     """
-    dots = [
-        {"change": f"{change}: {mean:.1f}", "bleu": run["bleu"], "fell": mean < min(steady)}
-        for change, runs in controls.items()
-        for mean in [statistics.fmean(run["bleu"] for run in runs)]
-        for run in runs
-    ]
-    y = alt.Y("change:N", sort=None, title="what is changed: mean").axis(labelLimit=260)
-    x = alt.X("bleu:Q", title="validation BLEU at the end of epoch 11").scale(zero=False)
-    hues = alt.Color("fell:N", legend=None).scale(domain=[False, True], range=PALETTE[:2])
-    marks = alt.Chart(rounded(pd.DataFrame(dots))).mark_circle(size=90, opacity=0.7)
-    drawn = band(steady, "x") + marks.encode(x, y, hues)
-    caption = "A dot is one run. Grey: as in the picture above. The axis doesn't begin at 0."
-    return titled(drawn.properties(width=420, height=190), title, caption)
+    runs = (run for runs in controls.values() for run in runs)
+    scores = [*steady, *(look["bleu"] for run in runs for look in (*run["earlier"], run))]
+    scale = alt.Scale(domain=[min(scores) - 0.5, max(scores) + 0.5], nice=False, zero=False)
+    panels, grey = [], band(steady, "y").encode(alt.Y("low:Q", scale=scale))
+    for change, runs in controls.items():
+        looks = [
+            {"run": number, "step": look["step"], "bleu": look["bleu"]}
+            for number, run in enumerate(runs)
+            for look in (*run["earlier"], run)
+        ]
+        x = alt.X("step:O", title="step").axis(labelAngle=0, grid=False)
+        y = alt.Y("bleu:Q", title=None if panels else "validation BLEU", scale=scale)
+        curves = alt.Chart(rounded(pd.DataFrame(looks))).mark_line(point=True)
+        panel = (grey + curves.encode(x, y, detail="run:N")).properties(width=112, height=170)
+        panels.append(panel.properties(title=alt.TitleParams(change, fontSize=12)))
+    caption = "A curve is one run, which ends with the epoch at step 255. Grey: as in the picture "
+    caption += "above. The axis doesn't begin at 0."
+    return titled(alt.hconcat(*panels), title, caption, wrap=96)
 
 
 RECIPES_OF_SIZES = ("by size", "one for all", "longer")
