@@ -151,7 +151,8 @@ def controls_chart(
         ]
         x = alt.X("step:O", title="step").axis(labelAngle=0, grid=False)
         y = alt.Y("bleu:Q", title=None if panels else "validation BLEU", scale=scale)
-        curves = alt.Chart(rounded(pd.DataFrame(looks))).mark_line(point=True)
+        curves = alt.Chart(rounded(pd.DataFrame(looks)))
+        curves = curves.mark_line(point={"color": PALETTE[0]}, color=PALETTE[0])
         panel = (grey + curves.encode(x, y, detail="run:N")).properties(width=112, height=170)
         panels.append(panel.properties(title=alt.TitleParams(change, fontSize=12)))
     caption = "A curve is one run, which ends with the epoch at step 255. Grey: as in the picture "
