@@ -91,18 +91,34 @@ def test_zeroed_outputs_make_the_blocks_the_identity_and_still_learn():
         assert block.feed_forward.contract.weight.grad.abs().max() > 0
 
 
-@pytest.mark.parametrize("change", ["Qwen3", "no QK-norm", "LayerNorm", "ReLU", "untied, zeroed"])
-def test_a_change_of_the_experiment_changes_one_thing(change):
-    model, base = ch22.small_model(change, 50), ch22.small_model("Qwen3", 50)
+@pytest.mark.parametrize("part", ch22.TAKEN_BACK)
+def test_a_part_of_the_experiment_changes_one_thing(part):
+    model, base = ch22.small_model(part, 50), ch22.small_model("Qwen3", 50)
     names = [set(dict(m.named_parameters())) for m in (model, base)]
-    of = {"no QK-norm": "_norm", "LayerNorm": "norm.", "ReLU": "feed_forward"}
-    assert all(of.get(change, "generator") in name for name in names[0] ^ names[1])
-    assert (names[0] == names[1]) == (change == "Qwen3")
+    of = {"Qwen3": "none", "no QK-norm": "_norm", "LayerNorm": "norm.", "ReLU": "feed_forward"}
+    assert all(of[part] in name for name in names[0] ^ names[1])
+    assert (names[0] == names[1]) == (part == "Qwen3")
     sizes = [sum(p.numel() for p in m.blocks.parameters()) for m in (model, base)]
     assert abs(sizes[0] / sizes[1] - 1) < 0.01
 
 
-def test_sharpness_is_the_largest_weight_of_the_last_token():
+@pytest.mark.parametrize("start", ch22.STARTS)
+def test_a_start_is_tied_zeroed_and_scaled_as_it_says(start):
+    torch.manual_seed(0)
+    base = ch22.small_model("Qwen3", 50)
+    for zeroed in (False, True):
+        torch.manual_seed(0)
+        model = ch22.started_model(start, zeroed, 50)
+        assert (model.generator.weight is model.embed.weight) == (start != "untied")
+        assert torch.equal(model.norm.weight, torch.full((64,), 0.1 if "0.1" in start else 1.0))
+        names = {name for name, p in base.named_parameters() if "_output" in name or "contract" in name}
+        own = dict(model.named_parameters())
+        assert len(names) == 4 and all(own[name].any() != zeroed for name in names)
+        for name in {n for n, _ in base.named_parameters()} - names - {"norm.weight"}:
+            assert torch.equal(own[name], dict(base.named_parameters())[name])
+
+
+def test_sharpness_is_the_mean_largest_weight_of_all_but_the_first_token():
     model, ids = shaken(fresh_model()), torch.randint(60, (3, 9))
     layer, seen = model.blocks[0].attention, {}
     layer.project_query.register_forward_hook(lambda _, x, y: seen.update(q=y))
@@ -112,8 +128,9 @@ def test_sharpness_is_the_largest_weight_of_the_last_token():
         by_complex(seen[name].unflatten(-1, (-1, 8)).transpose(1, 2), norm)
         for name, norm in (("q", layer.query_norm), ("k", layer.key_norm))
     )
-    scores = q[:, :, -1:] @ k.repeat_interleave(2, dim=1).mT / 8**0.5
-    close(ch22.sharpness(model, ids), scores.softmax(-1).amax(-1).mean().item())
+    scores = q @ k.repeat_interleave(2, dim=1).mT / 8**0.5
+    largest = [scores[:, :, t, : t + 1].softmax(-1).amax(-1).mean().item() for t in range(1, 9)]
+    assert abs(ch22.sharpness(model, ids) - sum(largest) / 8) < 1e-9
 
 
 @pytest.mark.audit
