@@ -100,6 +100,7 @@ figures.todays_block()
 #
 # **Your turn.** Write `RMSNorm`.
 
+
 # %% tags=["yours"]
 class RMSNorm(nn.Module):
     """Each vector scaled to a mean square of 1, then a learned scale (Zhang and Sennrich 2019, eq. 4).
@@ -149,6 +150,7 @@ z = torch.linspace(-3, 2, 101)
 units = {f"SwiGLU, second map {u:g}": F.silu(z) * u for u in (2.0, 1.0, -1.0)}
 figures.gates_chart(z, {"ReLU": z.relu()} | units)
 
+
 # %%
 class SwiGLU(nn.Module):
     """(SiLU(x·W_g) ⊙ x·W₁)·W₂ at every position, without biases (Shazeer 2020, eq. 6)."""
@@ -194,6 +196,7 @@ titled(
 # $$ (R_m q)^\top (R_n k) = q^\top R_m^\top R_n\,k = q^\top R_{n-m}\,k $$
 #
 # Values are *not* turned (exercise 4). **Your turn.** Write `rotated`; it pairs feature $i$ with feature $i + d/2$. Complex numbers check it: $(a + b\mathrm{i})\,e^{\mathrm{i}m\omega}$ is the point $(a, b)$, turned by $m\omega$.
+
 
 # %% tags=["yours"]
 def rotated(x: Tensor, start: int = 0) -> Tensor:
@@ -282,6 +285,7 @@ class Attention(nn.Module):
 
 # %% [markdown]
 # PyTorch's `scaled_dot_product_attention` must give the same outputs, and so must a decoder that reads token by token with a cache.
+
 
 # %%
 def token_by_token(layer: nn.Module, x: Tensor) -> Tensor:
@@ -424,7 +428,7 @@ print(f"the other layout: scores move by up to {gap:.1f}, of {pairs.abs().max():
 #
 # > **In short.** Train a small model at four learning rates, the last too high. Take one part back to 2017, and train again.
 #
-# [Wortsman et al. (2023)](https://arxiv.org/abs/2309.14322) ask this of QK-norm in larger models. If QK-norm helps, then without it the loss at the highest rate is higher, and taking back RMSNorm or SwiGLU does less harm. If the reason is right, attention also becomes sharp. Its *sharpness* is a position's largest attention weight, the mean over the first block's positions and heads. The models learn the sample corpus's English captions.
+# [Wortsman et al. (2023)](https://arxiv.org/abs/2309.14322) report that QK-norm makes higher learning rates possible. We try it with two blocks and the sample corpus's English captions. If QK-norm helps, then without it the loss at the highest rate is higher, and taking back RMSNorm or SwiGLU does less harm. If the reason is the one above, attention also becomes sharp. Its *sharpness* is a position's largest attention weight, averaged over the first block's positions and heads.
 #
 # **Predict.** How sharp does attention become without QK-norm, and how sharp with it?
 

@@ -111,7 +111,9 @@ def test_a_start_is_tied_zeroed_and_scaled_as_it_says(start):
         model = ch22.started_model(start, zeroed, 50)
         assert (model.generator.weight is model.embed.weight) == (start != "untied")
         assert torch.equal(model.norm.weight, torch.full((64,), 0.1 if "0.1" in start else 1.0))
-        names = {name for name, p in base.named_parameters() if "_output" in name or "contract" in name}
+        names = {
+            name for name, p in base.named_parameters() if "_output" in name or "contract" in name
+        }
         own = dict(model.named_parameters())
         assert len(names) == 4 and all(own[name].any() != zeroed for name in names)
         for name in {n for n, _ in base.named_parameters()} - names - {"norm.weight"}:
