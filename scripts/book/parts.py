@@ -1,4 +1,4 @@
-"""What chapters 22 to 24 read of `block-multi30k`: a translator with one part changed in each row."""
+"""What chapters 22 to 24 read of `block-multi30k`: a translator with other parts in each row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def counted_runs() -> pd.DataFrame:
 
 
 def block_means(rows: Sequence[str]) -> pd.DataFrame:
-    """A line for each row: its rate, and its runs' mean losses (nats; first and last: training) and BLEU."""
+    """A line for each row: its rate, mean losses (nats; first and last: training), and BLEU."""
     digits = {"lr": 4, "first": 2, "last": 3, "loss": 3, "bleu": 1}
     runs = counted_runs()
     runs = runs.assign(first=runs["trained"].str[0], last=runs["trained"].str[-1])

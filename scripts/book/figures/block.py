@@ -99,8 +99,8 @@ def gates_chart(z: Tensor, curves: Mapping[str, Tensor]) -> alt.TopLevelMixin:
     return titled(
         chart,
         "ReLU's unit depends on one map of the input, SwiGLU's on two",
-        "z is the first map's number, which ReLU cuts at 0. SwiGLU multiplies SiLU(z) by the second "
-        "map's number, here 2, 1 or −1.",
+        "z is the first map's number, which ReLU cuts at 0. SwiGLU multiplies SiLU(z) by the "
+        "second map's number, here 2, 1 or −1.",
     )
 
 
