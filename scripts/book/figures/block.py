@@ -23,18 +23,18 @@ def todays_block() -> alt.TopLevelMixin:
         diagram.arrow((x, 22), (x, 36))
         diagram.word(x, 246, "+", "times")
         diagram.arrow((x, 28), (x + 140, 28), (x + 140, 246), (x + 12, 246))  # around
-    diagram.box(115, 104, "QK-norm, rotary turn", "blue", 75, 38, "in 2017: neither")
-    diagram.box(left, 170, "grouped queries", "blue", 110, 38, "in 2017: a key and value a head")
+    diagram.box(120, 104, "QK-norm, rotary turn", "blue", 80, 38, "in 2017: neither")
+    diagram.box(left, 170, "grouped queries", "blue", 110, 38, "in 2017: keys and values per head")
     diagram.box(right, 104, "SwiGLU", "blue", 110, 38, "in 2017: ReLU")
-    diagram.arrow((115, 76), (115, 102))
-    diagram.word(122, 89, "queries, keys", "beside")
-    diagram.arrow((115, 142), (115, 168))
+    diagram.arrow((120, 76), (120, 102))
+    diagram.word(127, 89, "queries, keys", "beside")
+    diagram.arrow((120, 142), (120, 168))
     diagram.arrow((225, 76), (225, 168))
     diagram.word(232, 123, "values", "beside")
     diagram.arrow((left, 208), (left, 234))
     diagram.arrow((right, 76), (right, 102))
     diagram.arrow((right, 142), (right, 234))
-    diagram.arrow((left, 256), (left, 272), (325, 272), (325, 8), (right, 8), (right, 22))
+    diagram.arrow((left, 256), (left, 272), (325, 272), (325, 8), (right, 8), (right, 36))
     diagram.arrow((right, 256), (right, 278))
     diagram.word(left, 12, "x (B, T, D)")
     return titled(
@@ -115,6 +115,7 @@ def rates_chart(runs: pd.DataFrame, title: str, caption: str) -> alt.TopLevelMix
         means = runs.groupby(["part", "rate"], sort=False, as_index=False)[column].mean()
         look = {"y_title": y_title, "zero": column != "loss", "width": 230, "height": 240}
         curves = lines(means, "rate", column, "part", **look).encode(x)
+        curves.encoding.color.legend.symbolOpacity = 1
         dots = alt.Chart(rounded(runs[["part", "rate", column]])).mark_circle(size=16, opacity=0.5)
         panels.append(dots.encode(x, curves.encoding.y, curves.encoding.color) + curves)
     return titled(alt.hconcat(*panels), title, caption)
@@ -124,7 +125,7 @@ def parts_chart(runs: pd.DataFrame, rows: Sequence[str], title: str) -> alt.TopL
     """BLEU of every run of `rows`, best row on top; a line at the mean of the first of them."""
     runs = runs[runs["row"].isin(rows)][["row", "bleu"]]
     means = runs.groupby("row")["bleu"].mean().sort_values(ascending=False)
-    kinds = {rows[0]: "2017's block", "one": "one part changed", "today": "all parts changed"}
+    kinds = {rows[0]: "2017's block", "one": "one part changed", "today": "today's block"}
     kind = [kinds.get(row, kinds["today" if "today" in row else "one"]) for row in runs["row"]]
     x = alt.X("bleu:Q", title="validation BLEU, beam of 4").scale(zero=False, padding=10)
     y = row_axis("row", [*means.index], labelLimit=260)
