@@ -40,8 +40,7 @@ def todays_block() -> alt.TopLevelMixin:
     return titled(
         diagram.chart(),
         "Two residual sums, as in 2017; every box is new",
-        "Read the left half from bottom to top, then the right half. Values are neither normed nor "
-        "turned.",
+        "Read the left half upwards, then the right half. Values are not normed and not turned.",
     )
 
 
@@ -115,9 +114,10 @@ def rates_chart(runs: pd.DataFrame, title: str, caption: str) -> alt.TopLevelMix
         means = runs.groupby(["part", "rate"], sort=False, as_index=False)[column].mean()
         look = {"y_title": y_title, "zero": column != "loss", "width": 230, "height": 240}
         curves = lines(means, "rate", column, "part", **look).encode(x)
-        curves.encoding.color.legend.symbolOpacity = 1
-        dots = alt.Chart(rounded(runs[["part", "rate", column]])).mark_circle(size=16, opacity=0.5)
-        panels.append(dots.encode(x, curves.encoding.y, curves.encoding.color) + curves)
+        dots = alt.Chart(rounded(runs[["part", "rate", column]])).mark_circle(
+            size=16, opacity=1, fillOpacity=0.5
+        )
+        panels.append(curves + dots.encode(x, curves.encoding.y, curves.encoding.color))
     return titled(alt.hconcat(*panels), title, caption)
 
 
@@ -148,6 +148,5 @@ def spectrum_chart(values: Mapping[str, Tensor], title: str) -> alt.TopLevelMixi
     return titled(
         lines(frame, "direction", "singular value", "matrix", zero=True, height=200),
         title,
-        "The gradient's singular values, divided by the largest, and what Muon's step makes of "
-        "each.",
+        "Singular values: the gradient's, divided by the largest, and those of Muon's step.",
     )
