@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 22 · Today's block
 #
-# After this chapter you can read the code of a current language model: you will have written one in sixty lines, compared it with a library's, and trained it at too high a learning rate.
+# After this chapter you can read the code of a current language model: you will have written one in sixty lines, compared it with a library's, and trained it.
 #
 # | | |
 # |---|---|
@@ -174,7 +174,7 @@ torch.testing.assert_close(layer(x), layer.contract(hidden))
 # %% [markdown]
 # ## Rotary positions
 #
-# > **In short.** Don't add a position to a word's vector. Turn its query and key by an angle that grows with the position. A score then depends only on the *difference* of two positions.
+# > **In short.** Don't add a position to a word's vector. Turn its query and key by an angle that grows with the position. Of two positions a score then sees only the *difference*.
 #
 # Rotary position embedding, or RoPE ([Su et al. 2021](https://arxiv.org/abs/2104.09864)), takes a head's $d$ features in pairs, each a point in a plane. At position $m$ pair $i$ is turned by the angle $m\omega_i$, with $\omega_i = 10000^{-2i/d}$: chapter 3's frequencies. The picture shows one pair of a query's features and one of a key's. **Predict.** Both words move five places on. What happens to the angle between the arrows?
 
@@ -239,8 +239,6 @@ figures.shared_heads_chart()
 # [Dehghani et al. (2023)](https://arxiv.org/abs/2302.05442) trained large models that diverged without it. In Qwen3 each head's query and key pass through an RMSNorm before they are turned. If all $\gamma_i = 1$, both get the length $\sqrt d$, and a turn keeps lengths. By the Cauchy-Schwarz inequality a score is then at most
 #
 # $$ \frac{|q \cdot k|}{\sqrt d} \le \frac{\|q\|\,\|k\|}{\sqrt d} = \sqrt d $$
-#
-# Learned $\gamma_i$ can raise this bound.
 
 # %% [markdown]
 # ## Attention, written down
@@ -398,7 +396,7 @@ print(f"{logits.numel():,} logits, from {logits.min():.1f} to {logits.max():.1f}
 print(f"largest difference from Qwen3's, here or on record: {gap:.0e}")
 
 # %% [markdown]
-# Where `transformers` is installed, as on Colab, the cell compares; elsewhere it shows the difference on record. The difference is rounding, since the library computes norms and angles in 32 bits. (The released Qwen3 turns with the base 1,000,000 instead of 10,000.)
+# Where `transformers` is installed, as on Colab, the cell compares; elsewhere it shows the difference on record. The difference is rounding: the library computes norms and angles in 32 bits. (The released Qwen3 turns with the base 1,000,000 instead of 10,000.)
 #
 # ### A case: two layouts
 #
@@ -427,7 +425,7 @@ print(f"the other layout: scores move by up to {gap:.1f}, of {pairs.abs().max():
 #
 # > **In short.** Train a small model at four learning rates, the last too high. Take one part back to 2017, and train again.
 #
-# [Wortsman et al. (2023)](https://arxiv.org/abs/2309.14322) report that QK-norm makes higher learning rates possible. We try it with two blocks and the sample corpus's English captions. If QK-norm helps, then without it the loss at the highest rate is higher, and taking back RMSNorm or SwiGLU does less harm. If the reason is the one above, attention also becomes sharp. Its *sharpness* is a position's largest attention weight, averaged over the first block's positions and heads.
+# [Wortsman et al. (2023)](https://arxiv.org/abs/2309.14322) report that QK-norm helps at high learning rates. We try it with two blocks and the sample corpus's English captions. If QK-norm helps, then without it the loss at the highest rate is higher, and taking back RMSNorm or SwiGLU does less harm. If the reason is the one above, attention also becomes sharp. Its *sharpness* is a position's largest attention weight, averaged over the first block's positions and heads.
 #
 # **Predict.** How sharp does attention become without QK-norm, and how sharp with it?
 
@@ -530,7 +528,7 @@ figures.rates_chart(
 )
 
 # %% [markdown]
-# **What we see.** At a rate of 0.04 the mean loss without QK-norm is 0.26 nats higher, and it is higher with each seed. With LayerNorm or ReLU it isn't higher. The sharpness rises to 0.93 without QK-norm: nearly all weight is on one word. With QK-norm it stays near 0.5.
+# **What we see.** At a rate of 0.04 the mean loss without QK-norm is 0.26 nats higher than with it; it is higher with each seed. With LayerNorm or ReLU it isn't higher. The sharpness rises to 0.93 without QK-norm: nearly all weight is on one word. With QK-norm it stays near 0.5.
 #
 # **What it means.** With QK-norm a rate that is too high harms less, and attention doesn't narrow to one word. RMSNorm and SwiGLU don't do this.
 #
@@ -552,9 +550,9 @@ def zero_outputs(model: LanguageModel) -> None:
 
 
 # %% [markdown]
-# What does such a model predict before training? Its blocks pass on the word just read. With tied tables this word's own row fits best, so the model should predict it again. That is nearly always wrong.
+# What does such a model predict before training? Its blocks pass on the vector of the word just read. With tied tables this word's own row fits best, so the model should predict it again. That is nearly always wrong.
 #
-# Does this wrong first guess do harm? To take it away, we *turn* the last vectors by a fixed random rotation before the generator. Lengths stay, so logits stay as large. But no word's own row fits best any more. If zeroed outputs harm the turned model as well, the guess isn't the reason. **Predict.** How much probability does each model give to the word just read?
+# Does this wrong first guess do harm? To take it away, we *turn* the last vectors by a fixed random rotation before the generator. Lengths stay, so logits stay as large. But no word's own row fits best. If zeroed outputs harm the turned model as well, the guess isn't the reason. **Predict.** How much probability does each model give to the word just read?
 
 
 # %%
@@ -609,7 +607,7 @@ assert (at_best["turned, zeroed"] < at_best["turned"]).all()
 #
 # Every matrix is a sum $U\Sigma V^\top = \sum_i \sigma_i u_i v_i^\top$, in which the $u_i$ are perpendicular unit vectors, and so are the $v_i$. The *singular value* $\sigma_i \ge 0$ says how strongly the matrix acts in direction i. Muon ([Jordan et al. 2024](https://kellerjordan.github.io/posts/muon/)) takes the gradients' running average, replaces every $\sigma_i$ by 1, and steps by the result, $UV^\top$, times a factor for its shape.
 #
-# No decomposition is needed. Since $(XX^\top)X = U\Sigma^3 V^\top$, an odd polynomial changes only the singular values. Five rounds of this one bring all but tiny ones near 1. (It is made to raise small values fast, not to reach 1 exactly.)
+# No decomposition is needed. Since $(XX^\top)X = U\Sigma^3 V^\top$, an odd polynomial changes only the singular values. Five rounds of this one bring all but tiny ones near 1. (Its coefficients raise small values fast; they don't aim at 1 exactly.)
 #
 # $$ X \leftarrow 3.4445\,X - 4.7750\,(XX^\top)X + 2.0315\,(XX^\top)^2X $$
 
@@ -654,7 +652,7 @@ figures.spectrum_chart(
 )
 
 # %% [markdown]
-# Why does one direction stay behind? The matrix reads the output of a LayerNorm, $y_i = \gamma_i n_i + \beta_i$ with $\sum_i n_i = 0$. So $\sum_i y_i/\gamma_i$ is the same number for every word. It is $y$'s part along the direction $1/\gamma$, and where it is near 0, no gradient arises:
+# Why does one direction stay behind? The matrix reads the output of a LayerNorm, $y_i = \gamma_i n_i + \beta_i$ with $\sum_i n_i = 0$. So $\sum_i y_i/\gamma_i$ is the same number for every word. This number is $y$'s part along the direction $1/\gamma$. Where it is near 0, hardly any gradient arises:
 
 # %%
 unseen = F.normalize(1 / layer.sublayer[2].norm.weight, dim=0)
@@ -662,11 +660,11 @@ cosine, part = (Vh[-1] @ unseen).abs(), layer.sublayer[2].norm.bias @ unseen
 print(f"cosine of the last direction and 1/γ: {cosine:.4f}; every y's part along it: {part:.2f}")
 
 # %% [markdown]
-# Muon is for matrices inside the layers; embeddings, norms and biases stay with Adam. [`optimizers.py`](../scripts/core/optimizers.py) has all of it.
+# Muon is for matrices inside the layers; embeddings, norms and biases stay with Adam.
 #
 # ## On record
 #
-# > **In short.** One part at a time, judged by a translator's BLEU.
+# > **In short.** A translator's BLEU judges each part.
 #
 # [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save`) has chapter 19's translator (tied tables, three passes over Multi30k). *2017* already has the norm before each sublayer. Other rows change one part; *today* changes all but the optimizer. One seed chose each row's rate; three others count. The record's nineteen comparisons are tested together, and each printed interval is for its row alone.
 #
