@@ -91,18 +91,37 @@ def test_zeroed_outputs_make_the_blocks_the_identity_and_still_learn():
         assert block.feed_forward.contract.weight.grad.abs().max() > 0
 
 
-@pytest.mark.parametrize("change", ["Qwen3", "no QK-norm", "LayerNorm", "ReLU", "untied, zeroed"])
-def test_a_change_of_the_experiment_changes_one_thing(change):
-    model, base = ch22.small_model(change, 50), ch22.small_model("Qwen3", 50)
+@pytest.mark.parametrize("part", ch22.TAKEN_BACK)
+def test_a_part_of_the_experiment_changes_one_thing(part):
+    model, base = ch22.small_model(part, 50), ch22.small_model("Qwen3", 50)
     names = [set(dict(m.named_parameters())) for m in (model, base)]
-    of = {"no QK-norm": "_norm", "LayerNorm": "norm.", "ReLU": "feed_forward"}
-    assert all(of.get(change, "generator") in name for name in names[0] ^ names[1])
-    assert (names[0] == names[1]) == (change == "Qwen3")
+    of = {"Qwen3": "none", "no QK-norm": "_norm", "LayerNorm": "norm.", "ReLU": "feed_forward"}
+    assert all(of[part] in name for name in names[0] ^ names[1])
+    assert (names[0] == names[1]) == (part == "Qwen3")
     sizes = [sum(p.numel() for p in m.blocks.parameters()) for m in (model, base)]
     assert abs(sizes[0] / sizes[1] - 1) < 0.01
 
 
-def test_sharpness_is_the_largest_weight_of_the_last_token():
+def test_a_start_changes_the_first_guess_and_no_weight_that_is_trained():
+    models = {}
+    for start in ch22.STARTS:
+        torch.manual_seed(0)
+        models[start] = ch22.started_model(start, 50)
+    x, trained = torch.randn(3, 64), {}
+    for start, model in models.items():
+        outputs = [(b.attention.project_output, b.feed_forward.contract) for b in model.blocks]
+        zeroed = [not layer.weight.any() for pair in outputs for layer in pair]
+        assert zeroed == ["zeroed" in start] * 4
+        assert model.generator.weight is model.embed.weight
+        assert torch.equal(model.embed.weight, models["Qwen3"].embed.weight)
+        trained[start] = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert len({*trained.values()}) == 1
+    (norm, rotation), plain = models["turned"].norm, models["Qwen3"].norm
+    assert not rotation.weight.requires_grad
+    close(rotation(norm(x)).norm(dim=-1), plain(x).norm(dim=-1))
+
+
+def test_sharpness_is_the_mean_largest_weight_of_all_but_the_first_token():
     model, ids = shaken(fresh_model()), torch.randint(60, (3, 9))
     layer, seen = model.blocks[0].attention, {}
     layer.project_query.register_forward_hook(lambda _, x, y: seen.update(q=y))
@@ -112,8 +131,9 @@ def test_sharpness_is_the_largest_weight_of_the_last_token():
         by_complex(seen[name].unflatten(-1, (-1, 8)).transpose(1, 2), norm)
         for name, norm in (("q", layer.query_norm), ("k", layer.key_norm))
     )
-    scores = q[:, :, -1:] @ k.repeat_interleave(2, dim=1).mT / 8**0.5
-    close(ch22.sharpness(model, ids), scores.softmax(-1).amax(-1).mean().item())
+    scores = q @ k.repeat_interleave(2, dim=1).mT / 8**0.5
+    largest = [scores[:, :, t, : t + 1].softmax(-1).amax(-1).mean().item() for t in range(1, 9)]
+    assert abs(ch22.sharpness(model, ids) - sum(largest) / 8) < 1e-9
 
 
 @pytest.mark.audit

@@ -75,7 +75,6 @@ LOGITS = torch.tensor([[1.0, 3.0, 2.0]])
 HALVES = SimpleNamespace(encode=lambda text: text[::2])
 PLACES = [[2, 3, 4, 4], [1, 2, 3, 4]]
 BLOCKS = torch.block_diag(torch.ones(1, 1), torch.ones(3, 3)).tril() > 0
-SLOPES = torch.tensor([[[1 / 16]], [[1 / 256]]])
 FACTS = {  # arguments, and what our solution should give, from elsewhere
     "as_text": ((["▁Ein", "▁H", "am", "mer", "."],), "Ein Hammer."),
     "window_mask": ((5, 2, 2), (torch.eye(5) + torch.eye(5).roll(2, 0).tril())[None] > 0),
@@ -105,7 +104,6 @@ FACTS = {  # arguments, and what our solution should give, from elsewhere
     "closest_to_people": (([["ab", "bc", "cb"]], ["cd"], lambda a, b: len({*a} & {*b})), ["bc"]),
     "policy_loss": ((LOGITS[0], torch.tensor([0.5, 0.2, 0.4]), [3]), (0.2 - 0.75 + 0.1) / 3),
     "shared_heads": ((MAPS, 6), MAPS.repeat_interleave(2, 1)),
-    "alibi_bias": ((2, 1, 3), SLOPES * torch.tensor([[[-2.0, -1, 0]]])),
     "gated_delta": ((Q, K, V, torch.ones(4), Q[0]), write_and_read(Q, K, V, Q[0], True)),
     "dropped_share": ((torch.tensor([[0, 1]] * 6), 4, 1.1), 4 / 12),
 }

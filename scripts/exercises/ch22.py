@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from scripts.book.exercises import exercise
-from scripts.ch02_multi_head_attention import distance_bias
 
 
 @exercise(
@@ -32,16 +31,3 @@ def shared_heads(k: Tensor, h: int) -> Tensor:
 def half_layout(weight: Tensor, h: int) -> Tensor:
     """Rows (H, pairs, 2) become (H, 2, pairs): in each head the even ones, then the odd ones."""
     return weight.unflatten(0, (h, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
-@exercise(
-    lambda: [(3, 2, 5)],
-    "not slope times −|i − j| (h, T, S), with slopes from 2^(−8/h) for head 1 down to 2^(−8)",
-    "the sign is wrong: it prefers far words; a penalty lowers the score",
-    lambda h, T, S: -alibi_bias(h, T, S),
-    "the queries are the last T of the S positions, not the first",
-    lambda h, T, S: alibi_bias(h, S, S)[:, :T],
-)
-def alibi_bias(h: int, T: int, S: int) -> Tensor:
-    """Chapter 2's bias with the paper's slopes, cut to the last T queries."""
-    return distance_bias(S, [2.0 ** (-8 * n / h) for n in range(1, h + 1)])[0, :, S - T :]

@@ -3,11 +3,12 @@
 Some three minutes of a thread.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from scripts.ch22_todays_block import TAKEN_BACK, ZEROED, swept
+from scripts.ch22_todays_block import STARTS, TAKEN_BACK, small_model, started_model, swept
 from scripts.studies.subject import record_command
 
 
@@ -15,9 +16,9 @@ def eight_seeds() -> dict[str, Any]:
     """The final loss of every run, and how sharp its attention became."""
     torch.set_default_dtype(torch.float64)  # as in the chapter, where models begin so
     torch.set_num_threads(1)
-    parts = dict.fromkeys([*TAKEN_BACK, *ZEROED, *ZEROED.values()])
-    runs = swept(parts, seeds=range(1, 9))
-    return {"runs": runs.round(4).to_dict("records")}
+    models = {part: partial(small_model, part) for part in TAKEN_BACK}
+    models |= {start: partial(started_model, start) for start in STARTS}
+    return {"runs": swept(models, seeds=range(1, 9)).round(4).to_dict("records")}
 
 
 main = record_command("scripts.studies.block_rates", "block-rates", lambda _: eight_seeds())

@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from scripts import Late
 from scripts.book.charts import lines, long, named, rounded, titled
 from scripts.book.figures.diagram import Diagram
-from scripts.book.look import GREY, LOG, PALETTE, colored
+from scripts.book.look import GREY, INK, LOG, PALETTE, colored, row_axis
 
 alt, pd = Late("altair"), Late("pandas")
 
 
 def todays_block() -> alt.TopLevelMixin:
     """The block's two halves, each part with what stood there in 2017."""
-    diagram = Diagram(640, 240)
-    halves = {
-        150: [("RMSNorm", "LayerNorm"), ("QK-norm, rotary turn", "neither")],
-        470: [("RMSNorm", "LayerNorm"), ("SwiGLU", "ReLU")],
-    }
-    halves[150].append(("grouped queries", "keys for each head"))
-    for x, parts in halves.items():
-        for number, (name, old) in enumerate(parts):
-            diagram.box(x, 38 + 54 * number, name, "blue", 95, 38, f"in 2017: {old}")
-            diagram.arrow((x, 22 + 54 * number), (x, 36 + 54 * number))
-        diagram.arrow((x, 22 + 54 * len(parts)), (x, 200))
-        diagram.word(x, 210, "+", "times")
-        diagram.arrow((x, 28), (x + 120, 28), (x + 120, 210), (x + 12, 210))  # around
-    diagram.arrow((150, 218), (150, 234), (310, 234), (310, 8), (470, 8), (470, 36))
-    diagram.arrow((470, 218), (470, 238))
-    diagram.word(150, 12, "x (B, T, D)")
+    diagram, left, right = Diagram(640, 280), 150, 490
+    for x in (left, right):
+        diagram.box(x, 38, "RMSNorm", "blue", 110, 38, "in 2017: LayerNorm")
+        diagram.arrow((x, 22), (x, 36))
+        diagram.word(x, 246, "+", "times")
+        diagram.arrow((x, 28), (x + 140, 28), (x + 140, 246), (x + 12, 246))  # around
+    diagram.box(120, 104, "QK-norm, rotary turn", "blue", 80, 38, "in 2017: neither")
+    diagram.box(left, 170, "grouped queries", "blue", 110, 38, "in 2017: keys and values per head")
+    diagram.box(right, 104, "SwiGLU", "blue", 110, 38, "in 2017: ReLU")
+    diagram.arrow((120, 76), (120, 102))
+    diagram.word(127, 89, "queries, keys", "beside")
+    diagram.arrow((120, 142), (120, 168))
+    diagram.arrow((225, 76), (225, 168))
+    diagram.word(232, 123, "values", "beside")
+    diagram.arrow((left, 208), (left, 234))
+    diagram.arrow((right, 76), (right, 102))
+    diagram.arrow((right, 142), (right, 234))
+    diagram.arrow((left, 256), (left, 272), (325, 272), (325, 8), (right, 8), (right, 36))
+    diagram.arrow((right, 256), (right, 278))
+    diagram.word(left, 12, "x (B, T, D)")
     return titled(
         diagram.chart(),
-        "The plan of 2017, with other parts",
-        "Today's block, from bottom to top: the left half, then the right half. Around each goes "
-        "x itself, as in chapter 4.",
+        "Two residual sums, as in 2017; every box is new",
+        "Read the left half upwards, then the right half. Values are not normed and not turned.",
     )
 
 
@@ -65,45 +68,77 @@ def turning_chart(pairs: Mapping[str, Mapping[str, float]]) -> alt.TopLevelMixin
     return alt.hconcat(*named(panels))
 
 
-def shared_heads_chart(h: int = 4, groups: int = 2) -> alt.TopLevelMixin:
-    """Heads of queries above, and the groups of keys and values that they share."""
-    diagram = Diagram(120 * h, 130)
-    for group in range(groups):
-        each = h // groups
-        middle = 120 * each * (group + 0.5)
-        diagram.box(middle, 0, f"key and value {group}", "orange", 75, 36)
-        for head in range(each * group, each * (group + 1)):
-            place = 120 * (head + 0.5)
-            diagram.box(place, 94, f"query {head}", "blue", 50, 36)
-            diagram.arrow((place, 92), (middle + (place - middle) / 2, 40))
+def shared_heads_chart(h: int = 4) -> alt.TopLevelMixin:
+    """Three layers side by side: h heads of queries, over h, two and one of keys and values."""
+    diagram = Diagram(700, 170)
+    kinds = {h: "2017: G = H", 2: "grouped-query: G = 2", 1: "multi-query: G = 1"}
+    for number, (groups, name) in enumerate(kinds.items()):
+        left, width = 245 * number, 210 / groups
+        diagram.word(left + 105, 162, name, "name")
+        for group in range(groups):
+            diagram.box(left + width * (group + 0.5), 30, "k, v", "orange", 22, 30)
+        for head in range(h):
+            place = left + 210 / h * (head + 0.5)
+            middle = left + width * (head * groups // h + 0.5)
+            diagram.box(place, 110, "q", "blue", 22, 30)
+            diagram.arrow((place, 108), (middle + (place - middle) / 6, 64))
+        diagram.word(left + 105, 8, f"kept of a token: {2 * groups}d numbers")
     return titled(
         diagram.chart(),
-        "Neighbouring heads share a key and a value",
-        f"{h} heads of queries in {groups} groups: the cache is {h // groups} times smaller.",
+        "The more heads share a key and a value, the less is kept",
+        "q: the query of a head. k, v: a key and a value, of d numbers each, in the cache.",
     )
 
 
 def gates_chart(z: Tensor, curves: Mapping[str, Tensor]) -> alt.TopLevelMixin:
-    """What each function makes of z."""
+    """A hidden unit over z, for each way to make one."""
     frame = pd.DataFrame({"z": z.numpy(), **{name: y.numpy() for name, y in curves.items()}})
-    frame = frame.melt("z", var_name="function", value_name="y")
-    chart = lines(frame, "z", "y", "function", y_title="what becomes of z", height=180)
+    frame = frame.melt("z", var_name="unit", value_name="y")
+    chart = lines(frame, "z", "y", "unit", y_title="hidden unit", height=200)
     return titled(
         chart,
-        "Below 0 ReLU is flat, and SiLU is not",
-        "The gate's curve. SwiGLU multiplies it by a second map of the same input.",
+        "ReLU's unit depends on one map of the input, SwiGLU's on two",
+        "z is the first map's number, which ReLU cuts at 0. SwiGLU multiplies SiLU(z) by the "
+        "second map's number, here 2, 1 or −1.",
     )
 
 
-def rates_chart(
-    frame: pd.DataFrame, title: str, caption: str, y: str = "loss"
-) -> alt.TopLevelMixin:
-    """`y`, loss or sharpness, over the peak learning rate (log scale), a curve for each `part`."""
-    y_title = {"loss": "loss, nats a piece", "sharpness": "largest attention weight"}[y]
-    chart = lines(frame, "rate", y, "part", y_title=y_title, points=True, zero=y != "loss")
-    rates = sorted(set(frame["rate"]))
+def rates_chart(runs: pd.DataFrame, title: str, caption: str) -> alt.TopLevelMixin:
+    """Loss and sharpness over the peak learning rate (log scale): every run, each part's mean."""
+    rates = sorted(set(runs["rate"]))
     x = alt.X("rate:Q", title="peak learning rate").axis(values=rates, format="~g", grid=False)
-    return titled(chart.encode(x.scale(domain=[rates[0], rates[-1]], **LOG)), title, caption)
+    x = x.scale(domain=[0.93 * rates[0], 1.07 * rates[-1]], **LOG)
+    panels = []
+    titles = {"loss": "loss, nats a piece", "sharpness": "sharpness (largest weight)"}
+    for column, y_title in titles.items():
+        means = runs.groupby(["part", "rate"], sort=False, as_index=False)[column].mean()
+        look = {"y_title": y_title, "zero": column != "loss", "width": 230, "height": 240}
+        curves = lines(means, "rate", column, "part", **look).encode(x)
+        dots = alt.Chart(rounded(runs[["part", "rate", column]])).mark_circle(
+            size=16, opacity=1, fillOpacity=0.5
+        )
+        panels.append(curves + dots.encode(x, curves.encoding.y, curves.encoding.color))
+    return titled(alt.hconcat(*panels), title, caption)
+
+
+def parts_chart(runs: pd.DataFrame, rows: Sequence[str], title: str) -> alt.TopLevelMixin:
+    """BLEU of every run of `rows`, best row on top; a line at the mean of the first of them."""
+    runs = runs[runs["row"].isin(rows)][["row", "bleu"]]
+    means = runs.groupby("row")["bleu"].mean().sort_values(ascending=False)
+    kinds = {rows[0]: "2017's block", "one": "one part changed", "today": "today's block"}
+    kind = [kinds.get(row, kinds["today" if "today" in row else "one"]) for row in runs["row"]]
+    x = alt.X("bleu:Q", title="validation BLEU, beam of 4").scale(zero=False, padding=10)
+    y = row_axis("row", [*means.index], labelLimit=260)
+    color = colored("kind", dict(zip(kinds.values(), (GREY, *PALETTE), strict=False)), title=None)
+    dots = alt.Chart(rounded(runs.assign(kind=kind))).mark_circle(size=70).encode(x, y, color)
+    ticks = alt.Chart(rounded(means.reset_index())).mark_tick(thickness=2, size=18, color=INK)
+    base = alt.Chart(rounded(pd.DataFrame({"bleu": [means[rows[0]]]})))
+    layers = [base.mark_rule(color=GREY, strokeDash=[4, 3]).encode(x), ticks.encode(x, y), dots]
+    return titled(
+        alt.layer(*layers).properties(width=340, height=26 * len(rows)),
+        title,
+        f"Each point is a run, the tick a row's mean, the dashed line the mean of {rows[0]}.",
+    )
 
 
 def spectrum_chart(values: Mapping[str, Tensor], title: str) -> alt.TopLevelMixin:
@@ -113,6 +148,5 @@ def spectrum_chart(values: Mapping[str, Tensor], title: str) -> alt.TopLevelMixi
     return titled(
         lines(frame, "direction", "singular value", "matrix", zero=True, height=200),
         title,
-        "Singular values of a real gradient, divided by the largest, and of the step made from it. "
-        "The last one was almost 0.",
+        "Singular values: the gradient's, divided by the largest, and those of Muon's step.",
     )

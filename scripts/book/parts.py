@@ -1,0 +1,46 @@
+"""What chapters 22 to 24 read of `block-multi30k`: a translator with other parts in each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scripts import Late
+from scripts.book.records import load_record
+from scripts.book.verdict import Verdict, verdicts
+
+pd = Late("pandas")
+
+RIVALS_OF_PARTS = {  # each row, and the one that it has to beat; first chapter 22's eleven
+    **dict.fromkeys(("RMSNorm", "SwiGLU", "rotary", "QK-norm", "grouped-query"), "2017"),
+    **dict.fromkeys(("multi-query", "zeroed outputs", "Muon", "today"), "2017"),
+    "today, not zeroed": "today",
+    "today, Muon": "today",
+    "ReLU²": "2017",
+    "multi-query, across too": "multi-query",
+    "latent, decoder alone": "rotary",  # which the encoder has
+    "latent": "latent, decoder alone",
+    "latent, across too": "latent",
+    "window of 4": "2017",
+    "linear attention": "2017",
+    "experts": "SwiGLU",
+}
+
+
+def counted_runs() -> pd.DataFrame:
+    """The runs of three passes that count; those with seed 0 chose the rates."""
+    runs = pd.DataFrame(load_record("block-multi30k")["runs"])
+    return runs[(runs["seed"] > 0) & (runs["epochs"] == 3)]
+
+
+def block_means(rows: Sequence[str]) -> pd.DataFrame:
+    """A line for each row: its rate, mean losses (nats; first and last: training), and BLEU."""
+    digits = {"lr": 4, "first": 2, "last": 3, "loss": 3, "bleu": 1}
+    runs = counted_runs()
+    runs = runs.assign(first=runs["trained"].str[0], last=runs["trained"].str[-1])
+    return runs.groupby("row")[[*digits]].mean().loc[[*rows]].round(digits)
+
+
+def block_verdicts() -> dict[str, Verdict]:
+    """BLEU of each row against its rival's, all tested together."""
+    scores = counted_runs().groupby("row")["bleu"].agg(list).to_dict()
+    return verdicts(scores, RIVALS_OF_PARTS)
