@@ -72,7 +72,7 @@ searching, kernels = Late("scripts.fast.searching"), Late("scripts.fast.kernels"
 #
 # > **In short.** The same texts as by the searches of chapters 6 and 8, about 3 times as fast as with chapter 8's cache, and 15 times as fast as without it (*The sum*).
 #
-# The fast searches are in [`searching.py`](../scripts/fast/searching.py). In double precision they write the same tokens as chapter 8's (tests check it).
+# In double precision the fast searches ([`searching.py`](../scripts/fast/searching.py)) write the same tokens as chapter 8's (tests check it).
 #
 # The *gain* of a trick is the time without it, divided by the time with it. A **control** races a function against itself. Its gain should be 1, and shows what chance does. Numbers have 32 bits, and times are of one thread, unless the text says otherwise.
 
@@ -251,7 +251,7 @@ _, they_leave = written(precise.model, src, PACK_AT)
 figures.rows_chart({"all stay": all_stay, "they leave": they_leave}, texts)
 
 # %% [markdown]
-# If all stay, 37% are for nothing. Time falls less than rows do (*The sum*): the encoder's work and the number of steps stay the same.
+# If all stay, 37% of the rows are for nothing. Time falls less than rows do (*The sum*): the encoder's work and the number of steps stay the same.
 #
 # ## The largest of many logits
 #
@@ -267,9 +267,8 @@ BLOCK = 64  # neighbouring logits of which the largest is found first
 def best_logits(logits: Tensor, m: int) -> tuple[Tensor, Tensor]:
     """The m largest of each row of logits (N, V), V a multiple of BLOCK, and their places: (N, m) each."""
     blocks = logits.unflatten(1, (-1, BLOCK))  # (N, V / 64, 64)
-    count = min(m, blocks.size(1))
-    chosen = blocks.amax(dim=-1).topk(count, dim=-1).indices  # (N, count)
-    near = blocks.gather(1, chosen.unsqueeze(-1).expand(-1, -1, BLOCK))  # (N, count, 64)
+    chosen = blocks.amax(dim=-1).topk(min(m, blocks.size(1)), dim=-1).indices  # (N, ≤ m)
+    near = blocks.gather(1, chosen.unsqueeze(-1).expand(-1, -1, BLOCK))  # (N, ≤ m, 64)
     top, place = near.flatten(1).topk(m, dim=-1)  # (N, m) each
     return top, chosen.gather(1, place // BLOCK) * BLOCK + place % BLOCK
 
@@ -290,7 +289,7 @@ assert gains["the 8 largest"][65536] > 1.5 and gains["the 64 largest"][512] < 1
 figures.gains_chart("blocks", gains)
 
 # %% [markdown]
-# BLOCKANSWER
+# Blocks are faster from 4,096 logits on for the 8 largest, from 32,768 on for the 64 largest. So our searches use them if the last `topk` searches at most an eighth of the row.
 #
 # ## Few bits propose, a bound decides
 #
@@ -411,8 +410,7 @@ figures.gains_chart("screen", gains)
 
 # %%
 rounded = load_model(STUDIED)
-rounded.model.double()
-for part in rounded.model.modules():
+for part in rounded.model.double().modules():
     if isinstance(part, nn.Linear):
         part.forward = partial(product_in_8_bits, part)
 exact_texts = texts_by_cache(precise, captions, greedy_choice)
@@ -434,7 +432,6 @@ for i in changed[:2]:
 
 # %%
 scored_choice = lambda run, x: greedy_choice(run.logits(x))  # noqa: E731
-bare_choice = lambda run, x: (run.logits(x).argmax(dim=1), None)  # noqa: E731
 
 
 def fast_texts(model: Any, choose: Callable[..., Any], pack_at: float = PACK_AT) -> list[str]:
@@ -455,7 +452,7 @@ ways = {
     "work done once, chapter 12's parts": without_c(partial(fast_texts, ready, scored_choice, 0)),
     "finished sentences leave": without_c(partial(fast_texts, ready, scored_choice)),
     "our loops in C": partial(fast_texts, ready, scored_choice),
-    "no probabilities": partial(fast_texts, ready, bare_choice),
+    "no probabilities": partial(fast_texts, ready, lambda run, x: (run.logits(x).argmax(1), None)),
     "few bits propose": partial(fast_texts, ready, searching.likeliest),
     "8 bits in every product": partial(fast_texts, ready_8, searching.likeliest),
 }
@@ -491,8 +488,6 @@ figures.waterfall_chart(*races)
 # %% [markdown]
 # No trick gains more than the cache.
 #
-# With two threads, a beam of 4 is 18 times as fast as without a cache (one round of 100 sentences, in [the record](../results/decoding-speed.json)).
-#
 # ## When may a beam stop?
 #
 # > **In short.** Chapter 8's beam stops after K endings, while a better text may be unfinished. Ask how good that text can become, and go on while it can win.
@@ -513,7 +508,7 @@ print("best of all:", every_sentence(phrases)[0])
 #
 # $$\text{hope} = \frac{s}{T_{\max}^{\,\alpha}}$$
 #
-# If the K-th best finished score is at least the hope of the best prefix in the beam, no prefix in the beam can become one of the K best. (One that the beam has dropped might have.)
+# If the K-th best finished score is at least the hope of the best prefix in the beam, no prefix in the beam can become one of the K best.
 
 
 # %%
@@ -525,7 +520,7 @@ def hope(log_prob: float | Tensor, max_len: int, alpha: float) -> float | Tensor
 # %% [markdown]
 # **Pitfall.** Dividing by the length *so far* gives no bound. With α = 1, a prefix of two tokens and $s=-2$ would hope for −1. Eight more tokens of probability 0.9 lower $s$ to −2.84, and raise the score to −0.28.
 #
-# `cached_beam_search(…, exact=True)` stops by this bound. On 1,000 Multi30k sentences, with a beam of 4 and α = 0.6:
+# `cached_beam_search(…, exact=True)` stops by this bound. On 1,000 Multi30k sentences, with a beam of 4 and α = 0.6 ([the record](../results/decoding-speed.json)):
 
 # %%
 timed = load_record("decoding-speed")
@@ -550,9 +545,9 @@ figures.race_chart(timed)
 figures.race_table(timed)
 
 # %% [markdown]
-# In 32 bits both write the same texts. In 8 bits, 35 to 62 texts change, and BLEU by at most 0.1.
+# *Other texts*: those unlike ours in 32 bits. In 8 bits, 35 to 62 of 1,000 texts change, and BLEU by at most 0.1.
 #
-# **One sentence at a time.** Now a step has few rows. Milliseconds on one thread, the median of 200 sentences:
+# **One sentence at a time.** Milliseconds on one thread, the median of 200 sentences:
 
 # %%
 figures.alone_table(timed)

@@ -236,7 +236,10 @@ def test_the_record_says_what_chapter_13_says():
         assert race.loc["CTranslate2, float32", "same_as_ours"].eq(count).all()
     exact = speed_frame(record).set_index(["program", "beam"])
     changed = 1000 - exact["same_as_ours"].drop(["ours, float32", "CTranslate2, float32"])
-    assert changed.pop(("ours, exact stop", 4)) == 38 and changed.agg(["min", "max"]).eq([35, 62]).all()
+    assert (
+        changed.pop(("ours, exact stop", 4)) == 38
+        and changed.agg(["min", "max"]).eq([35, 62]).all()
+    )
     bleu = exact["bleu"].unstack("program")
     for program in ("ours, int8", "CTranslate2, int8"):
         assert (bleu[program] - bleu["ours, float32"]).abs().max() < 0.101

@@ -91,7 +91,9 @@ def gains_chart(name: str, gains: Mapping[str, Mapping[int, float]]) -> alt.TopL
     starts = []  # of each part: the size from which on it gains more than the control
     for ratios in [*gains.values()][:-1]:
         lost = [size for size, ratio in ratios.items() if ratio <= high]
-        starts.append(min((size for size in sizes if size > max(lost, default=0)), default=math.inf))
+        starts.append(
+            min((size for size in sizes if size > max(lost, default=0)), default=math.inf)
+        )
     chart = alt.layer(*layers).properties(width=480, height=230)
     return titled(chart, title.format(starts), caption)
 
@@ -137,7 +139,9 @@ def bound_chart(rough: Tensor, exact: Tensor, error: float) -> alt.TopLevelMixin
     assert shown[1] == exact.argmax(), "the title says so"
     values = {"coarse": rough, "low": rough - error, "high": rough + error, "exact": exact}
     frame = pd.DataFrame({name: value[shown].tolist() for name, value in values.items()})
-    frame["token"] = ["may be the largest" if high >= floor else "ruled out" for high in frame["high"]]
+    frame["token"] = [
+        "may be the largest" if high >= floor else "ruled out" for high in frame["high"]
+    ]
     frame["label"] = frame["exact"].map("{:.3f}".format)
     frame = rounded(frame.assign(rank=range(1, len(shown) + 1)))
     ends = [frame["low"].min() - 0.3, frame["high"].max() + 1]
@@ -226,9 +230,9 @@ def race_table(record: dict[str, Any]) -> pd.DataFrame:
     """The race of the whole file: sentences a second, BLEU, how many texts differ."""
     race = speed_frame(record).query("program != 'ours, exact stop'")
     columns = {
-        "sentences a second": race["sentences_per_second"].map("{:,.0f}".format),
+        "sentences/s": race["sentences_per_second"].map("{:,.0f}".format),
         "BLEU": race["bleu"].map("{:.2f}".format),
-        "texts unlike ours in float32": record["sentences"] - race["same_as_ours"],
+        "other texts": record["sentences"] - race["same_as_ours"],
     }
     table = race.assign(**columns).pivot(index="program", columns="beam", values=[*columns])
     return table.rename(columns=SEARCHES)
