@@ -70,11 +70,11 @@ searching, kernels = Late("scripts.fast.searching"), Late("scripts.fast.kernels"
 # %% [markdown]
 # ## Searches to read, searches to run
 #
-# > **In short.** The same texts as by the searches of chapters 6 and 8, about 3 times as fast as with chapter 8's cache, and 15 times as fast as without it (*The sum*).
+# > **In short.** The same texts as by the searches of chapters 6 and 8, about 3 times as fast as with chapter 8's cache, and 14 times as fast as without it (*The sum*).
 #
 # In double precision the fast searches ([`searching.py`](../scripts/fast/searching.py)) write the same tokens as chapter 8's (tests check it).
 #
-# The *gain* of a trick is the time without it, divided by the time with it. A **control** races a function against itself. Its gain should be 1, and shows what chance does. Numbers have 32 bits, and times are of one thread, unless the text says otherwise.
+# The *gain* of a trick is the time without it, divided by the time with it. A **control** races a function against itself: its gain shows what chance does. Numbers have 32 bits, and times are of one thread, unless the text says otherwise.
 
 
 # %%
@@ -151,7 +151,7 @@ figures.family_chart(tree.ancestors[0], cached)
 # %% [markdown]
 # *One* and the second *dog* (of *the dog*) belong to no prefix.
 #
-# Masked by `ancestors`, attention gives each prefix what its own tokens alone would give. Our loop in C (`attend` in [`kernels.c`](../scripts/fast/kernels.c)) skips the other tokens.
+# Masked by `ancestors`, attention gives each prefix what its own tokens alone would give. Our loop in C (`attend` in [`kernels.c`](../scripts/fast/kernels.c)) skips all others.
 #
 # **Experiment.** Is one shared cache faster than one for each prefix? The rival, [`copying_beam_search`](../scripts/fast/copying.py), copies only what moves, but also reads the source's keys and values once for each prefix. If both cost little, the gain is 1. **Predict.** Is it larger in narrow beams, or in wide ones?
 
@@ -227,7 +227,7 @@ def write_and_leave(
 
 
 # %% [markdown]
-# **Experiment.** We count each step's rows; with a `pack_at` of 0 all sentences stay. (`cached_texts` is `write_and_leave` with a `CachedDecoding`.) **Predict.** If all stay, what share of the rows is computed for nothing?
+# **Experiment.** We count each step's rows; with a `pack_at` of 0 all sentences stay. **Predict.** If all stay, what share of the rows is computed for nothing?
 
 
 # %%
@@ -400,11 +400,11 @@ assert gains["8 bits, bound and exact logits"][128] > 1.1 or not fast.fast_in_8_
 figures.gains_chart("screen", gains)
 
 # %% [markdown]
-# The screen pays from 8 rows on, so our greedy search uses it from there. A beam search can't: it wants probabilities, and their denominator needs every logit.
+# The bound and the exact logits cost most of what 8 bits gain. The screen pays from a few rows on; where exactly depends on the machine. Our greedy search uses it from 8 rows on. A beam search can't: it wants probabilities, and their denominator needs every logit.
 #
 # ## Eight bits in every product
 #
-# > **In short.** All other products still multiply 32 bits. Round the factors of every product with weights, and give up the bound. That is 1.4 to 1.8 times as fast (*The sum*, *Against others*), but some texts change.
+# > **In short.** All other products still multiply 32 bits. Round the factors of every product with weights, and give up the bound. That is 1.4 to 1.7 times as fast (*The sum*, *Against others*), but some texts change.
 #
 # **Predict.** How many of 64 texts change?
 
@@ -427,7 +427,7 @@ for i in changed[:2]:
 #
 # > **In short.** The cache gains most. The other exact tricks together gain about 3. All exact ways write the same texts.
 #
-# Each of `ways` translates our captions greedily, with one trick more than the way before it; `beams` has a beam of 4. Chapter 8's products are by another library than oneDNN. So that no other trick is credited with oneDNN, we first give it to chapter 8's cache.
+# Each of `ways` translates our captions greedily, with one trick more than the way before it; `beams` has a beam of 4. Chapter 8's products are by another library than oneDNN. So we first give oneDNN to chapter 8's cache.
 
 
 # %%
@@ -527,7 +527,7 @@ timed = load_record("decoding-speed")
 figures.stop_table(timed)
 
 # %% [markdown]
-# The bound finds a higher score for 38 texts, and takes about a quarter more time. (No score gets lower, as the search only goes on for longer.) But a higher score needn't mean a better translation (chapter 8).
+# The bound finds a higher score for 38 texts, and takes about a quarter more time. (No text's score gets lower, as the search only goes on for longer.) But a higher score needn't mean a better translation (chapter 8).
 #
 # ## Against others
 #

@@ -232,20 +232,15 @@ def test_the_record_says_what_chapter_13_says():
         assert ours["ratio"].between(1.05, 1.35).all()  # 1.1 to 1.3
         assert ours.xs(4, level="beam")["lowest"].gt(1).all()
         rates = ours["sentences_per_second"].unstack("program")
-        assert (rates["ours, int8"] / rates["ours, float32"]).between(1.35, 1.8).all()
+        assert (rates["ours, int8"] / rates["ours, float32"]).between(1.35, 1.75).all()
         assert race.loc["CTranslate2, float32", "same_as_ours"].eq(count).all()
     exact = speed_frame(record).set_index(["program", "beam"])
     changed = 1000 - exact["same_as_ours"].drop(["ours, float32", "CTranslate2, float32"])
-    assert (
-        changed.pop(("ours, exact stop", 4)) == 38
-        and changed.agg(["min", "max"]).eq([35, 62]).all()
-    )
+    assert changed.pop(("ours, exact stop", 4)) == 38
+    assert (changed.min(), changed.max()) == (35, 62)
     bleu = exact["bleu"].unstack("program")
     for program in ("ours, int8", "CTranslate2, int8"):
         assert (bleu[program] - bleu["ours, float32"]).abs().max() < 0.101
-    few = [r for r in record["reports"] if (r["sentences"], r["beam"]) == (100, 4)]
-    rates = {r["program"]: r["sentences_per_second"] for r in few}
-    assert round(rates["ours, float32"] / rates["textbook"]) == 18
     alone = {(r["program"], r["beam"]): r["p50"] for r in record["one_at_a_time"]}
     for beam in (1, 4):
         assert alone["ours, float32", beam] > alone["CTranslate2, float32", beam]
