@@ -178,7 +178,7 @@ def decoding_table():
         lines.append(f"| {name} | {both} |")
     lines += ["", f"Above: sentences of {race['split']} ({race['sentences']:,}) a second, from "]
     lines[-1] += f"token ids to token ids; {race['device']}; medians of rounds in turns, with the "
-    lines[-1] += "same weights. CTranslate2 gets the batch size that suits it best. Below: "
+    lines[-1] += "same weights. CTranslate2 gets the fastest of five batch sizes. Below: "
     lines[-1] += "milliseconds for a sentence on one thread, the median and the 99th percentile "
     lines[-1] += "of 200. The processor has 8-bit products (AVX512-VNNI); on another machine "
     lines[-1] += "the order may differ. The command:"

@@ -224,6 +224,31 @@ def test_a_program_is_timed_and_scored_and_compared_with_ours(trained, monkeypat
     assert alone == {"program": "ours", "beam": 1, "p50": 10.0, "p99": 10.0}  # the first isn't one
 
 
+def test_the_record_says_what_chapter_13_says():
+    record = load_record("decoding-speed")
+    for count in (1000, 300):
+        race = speed_frame(record, count).set_index(["program", "beam"])
+        ours = race.loc[["ours, float32", "ours, int8"]]
+        assert ours["ratio"].between(1.05, 1.35).all()  # 1.1 to 1.3
+        assert ours.xs(4, level="beam")["lowest"].gt(1).all()
+        rates = ours["sentences_per_second"].unstack("program")
+        assert (rates["ours, int8"] / rates["ours, float32"]).between(1.35, 1.75).all()
+        assert race.loc["CTranslate2, float32", "same_as_ours"].eq(count).all()
+    exact = speed_frame(record).set_index(["program", "beam"])
+    changed = 1000 - exact["same_as_ours"].drop(
+        ["ours, float32", "CTranslate2, float32"], level="program"
+    )
+    assert changed.pop(("ours, exact stop", 4)) == 38
+    assert (changed.min(), changed.max()) == (35, 62)
+    bleu = exact["bleu"].unstack("program")
+    for program in ("ours, int8", "CTranslate2, int8"):
+        assert (bleu[program] - bleu["ours, float32"]).abs().max() < 0.101
+    alone = {(r["program"], r["beam"]): r["p50"] for r in record["one_at_a_time"]}
+    for beam in (1, 4):
+        assert alone["ours, float32", beam] > alone["CTranslate2, float32", beam]
+        assert 0.9 < alone["ours, int8", beam] / alone["CTranslate2, int8", beam] < 1
+
+
 @pytest.mark.parametrize("has", [True, False])
 def test_a_tiny_race_has_a_whole_record_or_leaves_8_bits_out(trained, has, monkeypatch, capsys):
     monkeypatch.setattr(race_decoding, "fast_in_8_bits", lambda: has)

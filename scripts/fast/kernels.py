@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scripts.ch02_multi_head_attention import merge_heads
-from scripts.ch13_decoding_fast import best_logits
+from scripts.ch13_decoding_fast import BLOCK, best_logits
 from scripts.fast import compiled
 from scripts.fast.compiled import LANES, P, fields
 
@@ -120,10 +120,11 @@ def best_of_rows(
     logits: Tensor, k: int, total: bool = True
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The k or V largest of each row of logits (N, V), their places, and, if asked, log Σ exp."""
-    if not takes(logits):
-        top, place = best_logits(logits, k)
-        return top, place, log_sum_exp(logits, top[:, :1]) if total else None
     (N, V), k = logits.shape, min(k, logits.size(1))
+    if not takes(logits):
+        suits = V % BLOCK == 0 and 8 * k * BLOCK <= V  # at most an eighth of the row is left
+        top, place = best_logits(logits, k) if suits else logits.topk(k)
+        return top, place, log_sum_exp(logits, top[:, :1]) if total else None
     logits, top = logits.contiguous(), logits.new_empty(N, k)
     place, sums = torch.empty(N, k, dtype=torch.long), logits.new_empty(N, 1) if total else None
     compiled.call("kernels", "best_of_rows", logits, N, V, k, top, place, sums)
