@@ -59,9 +59,9 @@ Law = Callable[..., np.ndarray]  # theta, N, D to losses
 #
 # > **In short.** With a fixed budget, a larger model reads less text. A size in between is best, and it grows with the budget.
 #
-# Let N be the number of a model's parameters, and D the number of target tokens that it reads. A training then takes about $C = 6ND$ operations ([chapter 11](ch11_where_the_time_goes.ipynb)): for each parameter and each token, two on the way forward and four on the way back. So a budget C pays for a small model that reads the training text many times, or for a large model that reads it a few times. Which of them has the lower loss?
+# Let N be the number of parameters, and D the number of target tokens that a model reads. Its training takes about $C = 6ND$ operations ([chapter 11](ch11_where_the_time_goes.ipynb)): for each parameter and token, two on the way forward and four on the way back. So a budget C pays for a small model that reads much, or for a large one that reads little. Which has the lower loss?
 #
-# Chapter 19's translator read Multi30k's training pairs eight times, in six widths and with three seeds. One reading of all pairs is a *pass*. After each pass we have the validation loss. The record is [`grid-multi30k.json`](../results/grid-multi30k.json) (`python -m scripts.studies.grid --save`).
+# Chapter 19's translator read Multi30k's pairs eight times, in six widths with three seeds. Reading all pairs once is a *pass*, and we have the validation loss after each ([`grid-multi30k.json`](../results/grid-multi30k.json), `python -m scripts.studies.grid --save`).
 
 
 # %%
@@ -104,7 +104,7 @@ readings = readings_of(runs)
 readings.pivot(index=["width", "N"], columns="passes", values="loss").round(2)
 
 # %% [markdown]
-# The narrowest of the four has it: width 32, with 2.46. But width 48 is close (2.51) and its three passes cost 8% less. To compare at exactly equal cost, we draw a smooth curve through each width's losses, and read it where the budget is spent.
+# Width 32 has it (2.46). But width 48 is close, and its three passes cost 8% less. For exactly equal costs, we draw a smooth curve through each width's losses and read it where the budget is spent.
 
 
 # %%
@@ -119,7 +119,7 @@ def at_budget(readings: pd.DataFrame, budget: float) -> pd.Series:
 
 
 # %% [markdown]
-# The unit of budget is the cost of one pass of width 48. We spend 1, 2, 4 and 8 units.
+# The unit of budget is one pass of width 48.
 
 # %%
 costs = readings.set_index(["width", "passes"])["operations"]
@@ -134,40 +134,39 @@ assert all(curve.idxmin() in curve.index[1:-1] for curve in curves.values())  # 
 budget_chart(bought, "The best width is in between, and it grows with the budget")
 
 # %% [markdown]
-# With each budget the lowest loss belongs to a width in between. The best width is 32 with the smallest budget, and 64 with one eight times as large. The best model also reads more: 5.1 passes instead of 1.8. So a larger budget should go into both, size and text.
+# With each budget a width in between is best: width 32 with one unit, width 64 with eight. The best model also reads more, 5.1 passes instead of 1.8. So a larger budget should go into both, size and text.
 #
-# **Pitfall.** *Operations aren't minutes.* Eight passes of width 96 have 14 times the operations of width 16, but took only 2.8 times as long on the record's machine. Small matrix products use a machine badly (chapter 11). If you pay for minutes, choose a wider model.
+# **Pitfall.** *Operations aren't minutes.* Eight passes of width 96 have 14 times the operations of width 16, but took only 2.8 times as long on the record's machine: small products use a machine badly (chapter 11). If you pay for minutes, choose a wider model.
 #
 # ### How wrong is a reading on the way?
 #
-# Our losses are read on the way to eight passes. After one pass, the learning rate is still near its peak. A training of one pass would end with a rate of zero, and it might want another peak rate. So a budget can buy more than the chart shows. If it is much more, the chart says nothing.
+# After one of eight passes, the learning rate is still near its peak. A training of one pass would end with a rate of zero, and might want another peak. So a budget may buy a lower loss than the chart shows. If the difference is large, the chart says nothing.
 #
-# To find out how much, the narrowest and the widest model were trained for one pass, to the end of a schedule of its own and at three peak rates each ([`budgets-multi30k.json`](../results/budgets-multi30k.json), `python -m scripts.studies.budgets --save`). The chart's runs had 0.0336 and 0.0084.
+# The narrowest and the widest model were therefore also trained for one pass only, to the end of its own schedule, at three peak rates ([`budgets-multi30k.json`](../results/budgets-multi30k.json), `python -m scripts.studies.budgets --save`). The chart's runs had 0.0336 and 0.0084.
 #
-# **Predict.** By how many nats is the best loss "to its end" below the chart's?
+# **Predict.** How much lower is the loss of a pass that is trained to its end?
 
 # %%
 after = {}
 for name, label in (("grid-multi30k", "on the way"), ("budgets-multi30k", "to its end")):
     swept = pd.DataFrame(load_record(name)["runs"]).query("seed == 0 and share == 1")
-    losses = swept.set_index(["d_model", "lr"])["losses"]
-    after[f"pass 1, {label}"] = losses.str[0]
-    if label == "on the way":
-        after["pass 3, on the way"] = losses.str[2]
-pd.DataFrame(after).dropna(subset="pass 1, to its end").round(2)
+    swept = swept.rename(columns={"d_model": "width", "lr": "peak rate"})
+    losses = swept.set_index(["width", "peak rate"])["losses"]
+    after |= {f"pass 1, {label}": losses.str[0], f"pass 3, {label}": losses.str[2]}
+pd.DataFrame(after).dropna(subset="pass 1, to its end").dropna(axis="columns").round(2)
 
 # %% [markdown]
-# By nothing: 3.86 against 3.83 at width 16, and 3.02 against 3.02 at width 96. Not the end of the schedule matters here, but the peak rate. At half its rate, width 96 reads 2.90 after one pass instead of 3.02. After three passes the difference is 0.07. So a width that is read early may stand about 0.1 nats too high in the chart. (One seed; the widths between have no such sweep.) What does that leave of its title?
+# It isn't lower: at the chart's rates, 3.86 against 3.83 at width 16, and 3.02 twice at width 96. The peak rate matters more. At half of it, width 96 reads 2.90 after one pass instead of 3.02, and 0.07 nats less after three. So a width that is read early may stand about 0.1 nats too high. (One seed; the widths between have no such sweep.) What is left of the chart's title?
 #
-# - *In between:* it holds. On each curve the widest model is at least 0.16 nats worse than the best. The narrowest is read later than the best, so its reading is the better one.
-# - *It grows:* it holds. Width 48 is 0.20 nats worse than width 32 with one unit, and 0.06 better with four.
-# - *Which width is best, and how fast it grows:* this the chart doesn't say. The best width and the next narrower one differ by about 0.05 nats. Hoffmann et al. (2022) trained each budget to its own end; Exercise 3 does it for one.
+# - *In between* holds. Each curve's widest model is at least 0.16 nats worse than the best. The narrowest is read late, where readings aren't too high.
+# - *It grows* holds. Width 48 is 0.20 nats worse than width 32 with one unit, and 0.06 better with four.
+# - *Which* width is best isn't certain: the next narrower one is only some 0.05 nats worse. To know, one has to train each budget to its own end at its own rates. Hoffmann et al. (2022) did so, and Exercise 3 does it for one budget.
 #
 # ## Two laws
 #
 # > **In short.** A law predicts the loss of every size after every number of tokens, also where nobody has trained.
 #
-# Hoffmann et al. *add* three terms. The first is a *floor* E, the loss that no model can go below. The second shrinks with the model, the third with the text:
+# Hoffmann et al. *add* three terms: a *floor* E, the loss that no model can go below, a term that shrinks with the model, and one that shrinks with the text:
 #
 # $$ L(N, D) = E + \frac{A}{N^{\alpha}} + \frac{B}{D^{\beta}} $$
 #
@@ -177,7 +176,7 @@ pd.DataFrame(after).dropna(subset="pass 1, to its end").round(2)
 #
 # $A$ and $B$, or $N_c$ and $D_c$, are scales. The exponents say how fast a term shrinks: in the additive law, a model of ten times the size divides its term by $10^{\alpha}$.
 #
-# The laws disagree about short texts. In the additive law, a larger model gains as much on few tokens as on many. In the joint law it gains little on few tokens: there $D_c/D$ is large, and rules the bracket. **Your turn.** Write both laws.
+# The laws disagree about short texts. In the additive law, a larger model gains as much on few tokens as on many. In the joint law it gains little on few: there $D_c/D$ is the larger term in the bracket. **Your turn.** Write both laws.
 
 
 # %% tags=["yours"]
@@ -198,7 +197,7 @@ np.testing.assert_allclose(additive((1, math.log(30), 0.5, math.log(80), 2), 9, 
 np.testing.assert_allclose(joint((1, math.log(64), 1, math.log(90), 0.5), 16, 10), 1 + 5)
 
 # %% [markdown]
-# To *fit* a law is to choose its five numbers so that it comes closest to measured losses. A library's least squares does it. We compare logarithms, so that one percent counts the same at a high loss and at a low one.
+# To *fit* a law is to choose its five numbers so that it comes close to measured losses. A library's least squares does it, on logarithms, so that one percent counts the same at every loss.
 
 
 # %%
@@ -209,19 +208,14 @@ LIMITS = {  # of theta without its floor, which lies between 0 and the lowest lo
 }
 
 
-def fit_law(
-    law: Law, N: np.ndarray, D: np.ndarray, losses: np.ndarray, floor: float | None = None
-) -> np.ndarray:
-    """The law's theta (5,) with the least squares of log L; E is free, or held at `floor`."""
-    low, high = ([end, *rest] for end, rest in zip((0, losses.min()), LIMITS[law], strict=True))
-    start = [*STARTS[law]]
-    if floor is not None:
-        low[0], start[0], high[0] = floor - 1e-6, floor, floor + 1e-6
+def fit_law(law: Law, N: np.ndarray, D: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    """The law's theta (5,) with the least squares of log L."""
+    low, high = ((floor, *rest) for floor, rest in zip((0, losses.min()), LIMITS[law], strict=True))
 
     def errors(theta: np.ndarray) -> np.ndarray:
         return np.log(law(theta, N, D) / losses)
 
-    return optimize.least_squares(errors, start, bounds=(low, high), x_scale="jac").x
+    return optimize.least_squares(errors, STARTS[law], bounds=(low, high), x_scale="jac").x
 
 
 def missed(law: Law, theta: np.ndarray, N: np.ndarray, D: np.ndarray, losses: np.ndarray) -> float:
@@ -230,9 +224,9 @@ def missed(law: Law, theta: np.ndarray, N: np.ndarray, D: np.ndarray, losses: np
 
 
 # %% [markdown]
-# A law is worth something if it predicts losses that it hasn't seen. So we fit both laws to the cheap readings only, which cost at most one pass of the widest model. These are 20, of widths 16 to 48. The other readings cost up to eight times as much, and stay hidden. (The first pass is left out everywhere, since a third of it is warm-up.)
+# A law is worth something if it predicts losses that it hasn't seen. We fit both laws to the 20 *cheap* readings, which cost at most one pass of the widest model. The other readings, up to eight times as costly, stay hidden. (The first pass is left out everywhere: a third of it is warm-up.)
 #
-# **Predict.** Both laws fit what they see within about 1%. If a good fit is enough to trust a law, they miss the hidden readings by about as much. Do they?
+# **Predict.** Both laws fit what they see within about 1%. If a good fit is enough, they miss the hidden readings by as little. Do they?
 
 
 # %%
@@ -253,7 +247,7 @@ errors = pd.DataFrame(rows, columns=["law", "seed", "fitted, %", "hidden, %"])
 errors.pivot(index="law", columns="seed").round(1)
 
 # %% [markdown]
-# No. The additive law misses the hidden readings by 5 to 7% with each seed, the joint law with one seed of three. From the fit alone nobody could have told: both laws miss what they see by about 1%.
+# No. The additive law misses them by 5 to 7% with each seed, the joint law with one of three. The fit didn't tell: there, both are off by about 1%.
 #
 # ### Decide
 #
@@ -274,7 +268,7 @@ equal = (0, 0, 0.5, 0, 0.5)  # 1/√N + 1/√D: best where N = D
 np.testing.assert_allclose(decide(additive, equal, 6e12), (1e6, 1e6), rtol=1e-3)
 
 # %% [markdown]
-# **Predict.** From the cheap readings, both laws predict the losses with eight units. The additive law was the worse one. Does it also decide worse?
+# **Predict.** The additive law predicted worse. Does it also decide worse, for eight units?
 
 # %%
 later, one_pass = readings[readings["passes"] > 1], readings["D"].min()
@@ -295,7 +289,7 @@ titled(
 )
 
 # %% [markdown]
-# Hardly. The additive law takes 261,000 parameters and the joint law 313,000. Both sizes lie between widths 48 (230,000) and 64 (364,000). Width 64 has the lowest measured loss, and width 48 is only 0.05 nats worse. The additive law's loss, however, is too high by 0.06 to 0.12 nats. So a wrong law may still decide well: near its lowest point, a curve of equal budget is flat. **Your turn**: set a budget.
+# Hardly. The additive law takes 261,000 parameters, the joint law 313,000. Both lie between widths 48 and 64, whose measured losses differ by only 0.05 nats. But the loss itself it predicts 0.06 to 0.12 nats too high. So a wrong law may decide well: near its lowest point, a curve of equal budget is flat. **Your turn**: set a budget.
 
 # %%
 YOUR_BUDGET = 50  # in units; our largest training costs 25
@@ -304,7 +298,7 @@ for law in (additive, joint):
     print(f"{law.__name__} law: {N:,.0f} parameters, {D / one_pass:.1f} passes")
 
 # %% [markdown]
-# Don't believe what the laws say of 50 units. They mean more than ten passes, and a law of tokens read counts the tenth pass like the first. *Two meanings of D* tests this.
+# Don't pay for 50 units yet: they mean more than ten passes, and these laws count the tenth like the first (see *Two meanings of D*).
 #
 # ## Ours beside Kaplan's and Hoffmann's
 #
@@ -314,7 +308,7 @@ for law in (additive, joint):
 #
 # $$ N_{\text{best}} \propto C^{a}, \qquad a = \frac{\beta}{\alpha + \beta} $$
 #
-# Kaplan et al. published $a = 0.73$: most of a larger budget should go into a larger model. Hoffmann et al. found about 0.5: size and text should grow alike. So they trained Chinchilla, with 70 billion parameters on 1.4 trillion tokens. What do the published additive laws say for Chinchilla's budget?
+# Kaplan et al. published $a = 0.73$: most of a larger budget should go into a larger model. Hoffmann et al. found about 0.5, equal growth of size and text, and so trained Chinchilla (70 billion parameters, 1.4 trillion tokens). What do additive laws, as published, say for Chinchilla's budget?
 
 
 # %%
@@ -337,9 +331,9 @@ for name, (E, A, alpha, B, beta) in PUBLISHED.items():
 pd.DataFrame(rows, ["a", "best N"]).T
 
 # %% [markdown]
-# The paper prints rounded constants; Besiroglu et al. quote the others from its source. Rounding alone turns 41 billion into 32. Besiroglu et al. also read the paper's runs off a figure and fitted them again. Their law comes near Chinchilla's size.
+# The paper prints rounded constants, and rounding alone turns 41 billion into 32. Besiroglu et al. quote the others from its source. They also read its runs off a figure and fitted them again; their law comes near Chinchilla's size.
 #
-# And ours? We fit the readings three times, without the last passes or without the first ones.
+# And ours? We fit our readings three times, without the last passes or without the first.
 
 # %%
 ours = {}
@@ -351,15 +345,15 @@ ours = pd.DataFrame(ours).T.round({"a": 2, "E": 1})
 ours.rename_axis(["law", "passes read"])
 
 # %% [markdown]
-# Our runs don't say. By the choice of a few readings, a goes from 0.42 to 0.76, and the floor E from nothing to more than 1. Before you believe an exponent, fit it again without some of your data.
+# Our runs don't say: by the choice of a few readings, a goes from 0.42 to 0.76. The floor is zero in one fit and 1.1 in another. A fit always returns numbers. Before you believe them, fit again without some of the data.
 #
 # ### Which parameters count?
 #
-# Kaplan et al. count only the parameters in the layers, and leave the embedding table out of N and so out of C. Pearce and Song (2024) calculate that this explains most of the difference between 0.73 and 0.5. We can do that with the last law of the table, in which a is 0.51.
+# Kaplan et al. leave the embedding table out of N, and so out of C. Pearce and Song (2024) calculate that this explains most of the difference between 0.73 and 0.5. Let us calculate it with the last law above, in which a is 0.51.
 #
-# For each of thirty budgets, `decide` finds the best N. How many of those parameters are in the layers? A layer of width d has about $12d^2$, and the table has d for each of 50,257 tokens. We assume that the width is 100 times the number of layers. The budgets are those at which the layers have a thousand to 1.5 billion parameters, as in Kaplan et al.'s models.
+# For each of thirty budgets, `decide` finds the best N. How many of these parameters are in the layers? A layer of width d has about $12d^2$, and the table has d for each of 50,257 tokens. We assume that the width is 100 times the number of layers. As in Kaplan et al.'s models, the layers have a thousand to 1.5 billion parameters.
 #
-# **Predict.** Now count only the layers' parameters in N and in C. If a stays at 0.51, the count explains nothing.
+# **Predict.** Count only the parameters in the layers. If a stays at 0.51, the count explains nothing.
 
 # %%
 in_layers = np.geomspace(1e3, 1.5e9, 100)
@@ -375,15 +369,15 @@ for name, counted in places.items():
     print(f"parameters {name}: a = {np.polyfit(C, N, 1)[0]:.2f}")
 
 # %% [markdown]
-# It explains most: from 0.51, the count alone leads to 0.67, three quarters of the way to 0.73. The reason is that a small model is mostly table. From the smallest budget to the largest, the layers grow more than a millionfold, and all parameters only 1,600-fold. The best models are the same ones in both counts. So the layers seem to grow much faster with the budget.
+# The count alone leads from 0.51 to 0.67, three quarters of the way to 0.73. A small model is mostly table. From the smallest budget to the largest, the layers grow more than a millionfold, but all parameters only 1,600-fold. The best models are the same ones in both counts, so by the layers they seem to grow much faster.
 #
 # ## Two meanings of D
 #
 # > **In short.** D may be the text that exists, or the text that is read. In one grid of runs, the joint law predicts better by the first meaning, the additive law by the second.
 #
-# A text can be read more than once. Then D has two meanings: the text that *exists*, or the text that *was read*, in all passes together. Which of them belongs into a law?
+# So far a token counted each time that it was read. But D may also mean the text that *exists*. Which of the two belongs into a law?
 #
-# Each width also learned from a half of Multi30k's pairs, a quarter, and so on to a sixteenth. Such a run stops when the validation loss hasn't improved for three passes, or after the most passes (`PASSES`). Its best pass counts.
+# Each width also learned from a half of the pairs, a quarter, and so on to a sixteenth. Such a run stops when validation hasn't improved for three passes, or after the most passes (`PASSES`). Its best pass counts.
 #
 # **Predict.** Start from the smallest model on the smallest part. Which gains more: 14 times as many parameters, or 16 times as many captions?
 
@@ -394,9 +388,9 @@ grid = runs.groupby(keys, as_index=False)[["was read", "loss"]].mean()
 grid.pivot(index="width", columns="parts", values="loss")[[16, 1]].loc[[16, 96]].round(2)
 
 # %% [markdown]
-# The captions gain 0.85 nats, the parameters 0.19. Now hide the widest model and the runs on all captions, and let both laws predict them from the others.
+# The captions gain 0.85 nats, the parameters 0.19. Now we hide the widest model and the runs on all captions, and fit the laws to the others.
 #
-# **Predict.** If one meaning of D is the right one, both laws predict better with it. Which one is it?
+# **Predict.** If one meaning of D is the right one, both laws predict better with it. Which?
 
 # %%
 rows = []
@@ -412,7 +406,7 @@ errors.pivot(index=["D: text that", "law"], columns="seed").round(1)
 # %% [markdown]
 # Neither. With each seed, the joint law is better by the text that exists, and the additive law by the text that was read. The truth may lie between: a token that is read again is worth less than a new one, but more than nothing (Muennighoff et al. 2023).
 #
-# The next chart shows why the joint law gets on with the text that exists. It is fitted to all places.
+# The next chart shows what the additive law can't do with the text that exists.
 
 # %%
 N, D, losses = columns(grid, "exists")
@@ -421,31 +415,7 @@ assert np.ptp(says["joint"][4::5]) < np.ptp(says["joint"][::5]) / 2  # on a sixt
 grid_chart(grid.assign(D=D, **says), "joint", "additive")
 
 # %% [markdown]
-# On the left, where the text is short, the dots lie close together, and so do the joint law's lines. The additive law has to keep them as far apart as on the right. So on the left it puts the small models too high and the large ones too low, and on the right the other way round. (The schedule may play a part. On all captions, 17 of 18 runs were best after their last pass, so more passes might help them.)
-#
-# ## Is there a floor?
-#
-# > **In short.** A fit returns a floor in any case. It needn't be a property of the text.
-#
-# Both laws end in a floor E. It should be the loss that the best possible model has on this text. That loss isn't zero: a German caption has several right translations, so no model can be certain of the next word. Do our runs know it? We hold E at several values and fit the other four numbers. If the error is lowest at a value well above zero, the runs may know a floor.
-
-# %%
-FLOORS = np.linspace(0, 1.4, 15).round(1)
-floor, error = "floor E, nats per piece", "error of the fit, %"
-held = {}
-for law, D in ((additive, "was read"), (joint, "exists")):  # each law's better meaning of D
-    place = columns(grid, D)
-    errors = {E: missed(law, fit_law(law, *place, E), *place) for E in FLOORS}
-    assert list(errors.values()) == sorted(errors.values())  # zero fits best
-    held[f"{law.__name__} law, text that {D}"] = errors
-titled(
-    lines(long(held, "law", floor, error), floor, error, "law", zero=True),
-    "Both laws fit best with a floor of zero, which can't be true",
-    "Each law is fitted to all 30 places with its floor held.",
-)
-
-# %% [markdown]
-# The error is lowest at zero and grows from there, so these fits point to a floor that can't be true. The same laws, fitted to passes 2 to 8 of all captions, had floors of 0.9 and 0.7. A fitted floor is a number of the formula. It helps to describe these runs; it doesn't say where better models would end.
+# On the left, where the text is short, the dots lie close together, and so do the joint law's lines. The additive law keeps its lines equally far apart everywhere. So on the left it puts small models too high and large ones too low, and on the right the other way round. (The schedule may play a part: on all captions, 17 of 18 runs were best after their last pass, so more passes might help.)
 #
 # ## Summary
 #
@@ -498,20 +468,6 @@ check(best_size)
 #
 # *project · difficulty ●●○ · worth ●●● · 40 minutes*
 #
-# One pass of width 48, two of width 32, three of width 24 and five of width 16 cost the same within a tenth. Let `scripts/studies/budgets.py` train all four: its `plan_runs` sweeps one place for each width, with `"epochs": 1`. Begin each sweep at a rate of 0.02. Say first which width is best, and by how much the chart was wrong. Then run `python -m scripts.studies.budgets`.
-#
-# ### Exercise 4 · Another floor
-#
-# *think · difficulty ●●○ · worth ●●○ · 10 minutes*
-#
-# Hoffmann et al. report E = 1.69 nats for English text. Someone with more captions finds a floor of 0.6 for ours. Why can't the two be compared? Can the exponents?
-#
-# <details><summary>An answer</summary>
-#
-# A nat *per piece* depends on the vocabulary. Captions are more predictable than other texts. And we predict a sentence whose translation is given.
-#
-# The exponents don't depend on the unit, but on text, task, law and count: above, the same runs give an $a$ from 0.42 to 0.76.
-#
-# </details>
+# Five passes of width 16, three of 24, two of 32 and one of 48 cost the same within a tenth. Let `plan_runs` in `scripts/studies/budgets.py` sweep these four, from a rate of 0.02 on (`"epochs"` is the number of passes). Say first which is best and what the chart said, then run `python -m scripts.studies.budgets`.
 #
 # Next: [Chapter 21 · Learning from models](ch21_learning_from_models.ipynb)

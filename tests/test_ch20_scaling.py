@@ -42,10 +42,6 @@ def test_laws_without_noise_are_found_again(floor):
     ):
         losses = law(theta, SIZE, TOKENS)
         np.testing.assert_allclose(fit_law(law, SIZE, TOKENS, losses), theta, rtol=5e-3)
-        held = fit_law(law, SIZE, TOKENS, losses, floor)
-        np.testing.assert_allclose(held, theta, rtol=5e-3)
-        wrong = fit_law(law, SIZE, TOKENS, losses, 0.0)
-        assert abs(wrong[0]) < 1e-5 and missed(law, wrong, SIZE, TOKENS, losses) > 1e-2
 
 
 @LAWS

@@ -426,7 +426,7 @@ def budget_chart(bought: pd.DataFrame, title: str) -> alt.TopLevelMixin:
         alt.layer(*layers).properties(width=480, height=320),
         title,
         "Each curve spends one budget; a unit is one pass of width 48. Rings: the best size. "
-        "Grey: the widest model is read early in its schedule.",
+        "Grey: the passes of the widest model, which is read early in its schedule.",
         wrap=80,
     )
 
@@ -440,7 +440,7 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
     `places` has the columns N, D and loss, and one for what each law says.
     """
     errors = {f"error of {name}": places["loss"] / places[name] - 1 for name in (law, other)}
-    x = alt.X("D:Q", title="target tokens in the part").scale(padding=12, **LOG)
+    x = alt.X("D:Q", title="target tokens that exist").scale(padding=12, **LOG)
     bare = x.axis(labels=False, title=None, values=TOKEN_TICKS)
     level = {"title": "validation loss, nats per piece", "scale": alt.Scale(zero=False, padding=8)}
     color = alt.Color("N:O", sort="descending").legend(title="parameters", format=".2s")
@@ -452,12 +452,14 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
     farthest = round(max(column.abs().max() for column in errors.values()), 4)
     ruled = x.axis(format="~s", values=TOKEN_TICKS, labelFlush=False)
     for name, below in ((other, bare), (law, ruled)):
-        error = alt.Y(f"error of {name}:Q", title=[name, "misses"]).axis(format="+.0%", tickCount=3)
+        error = alt.Y(f"error of {name}:Q", title=[f"{name} law", "misses"]).axis(
+            format="+.0%", tickCount=3
+        )
         error = error.scale(domain=[-farthest, farthest])
         parts.append(alt.layer(zero, dots.encode(below, error)).properties(height=90))
     return titled(
         alt.vconcat(*[part.properties(width=480) for part in parts]),
-        f"Size gains little when data are few, and only the {law} law says so",
+        f"Size gains less when text is short: the {law} law follows, the {other} law can't",
         f"Dots: means of three seeds. Lines: the {law} law. Below: how far the runs lie above (+) "
         "or below each law.",
         wrap=80,
