@@ -57,7 +57,7 @@ Law = Callable[..., np.ndarray]  # theta, N, D to losses
 # %% [markdown]
 # ## One budget, many models
 #
-# > **In short.** With a fixed budget, a larger model reads less text. A size in between is best, and it grows with the budget.
+# > **In short.** With a fixed budget, a larger model reads less text. A size in between is best.
 #
 # Let N be the number of parameters, and D the number of target tokens that a model reads. Its training takes about $C = 6ND$ operations ([chapter 11](ch11_where_the_time_goes.ipynb)): for each parameter and token, two on the way forward and four on the way back. So a budget C pays for a small model that reads much, or for a large one that reads little. Which has the lower loss?
 #
@@ -96,7 +96,7 @@ def readings_of(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 # %% [markdown]
-# **Predict.** One pass of width 96, two of width 64, three of width 48 and six of width 32 cost about the same. Which has the lowest loss? If it is the widest or the narrowest, a size in between isn't best.
+# **Predict.** One pass of width 96, two of 64, three of 48 and six of 32 cost about the same. Which gives the lowest loss?
 
 # %%
 runs = runs_of("grid-multi30k")
@@ -104,7 +104,7 @@ readings = readings_of(runs)
 readings.pivot(index=["width", "N"], columns="passes", values="loss").round(2)
 
 # %% [markdown]
-# Width 32 has it (2.46). But width 48 is close, and its three passes cost 8% less. For exactly equal costs, we draw a smooth curve through each width's losses and read it where the budget is spent.
+# Width 32 gives it (2.46). But width 48 is close, and its three passes cost 8% less. For exactly equal costs, we read a smooth curve through each width's losses.
 
 
 # %%
@@ -118,12 +118,9 @@ def at_budget(readings: pd.DataFrame, budget: float) -> pd.Series:
     return pd.Series(losses)
 
 
-# %% [markdown]
-# The unit of budget is one pass of width 48.
-
 # %%
 costs = readings.set_index(["width", "passes"])["operations"]
-unit = costs[48, 1]
+unit = costs[48, 1]  # of budget: one pass of width 48
 curves = {budget: at_budget(readings, budget * unit) for budget in (1, 2, 4, 8)}
 bought = long(curves, "budget", "width", "loss")
 bought["N"] = bought["width"].map(size_of)
@@ -136,15 +133,15 @@ budget_chart(bought, "The best width is in between, and it grows with the budget
 # %% [markdown]
 # With each budget a width in between is best: width 32 with one unit, width 64 with eight. The best model also reads more, 5.1 passes instead of 1.8. So a larger budget should go into both, size and text.
 #
-# **Pitfall.** *Operations aren't minutes.* Eight passes of width 96 have 14 times the operations of width 16, but took only 2.8 times as long on the record's machine: small products use a machine badly (chapter 11). If you pay for minutes, choose a wider model.
+# **Pitfall.** *Operations aren't minutes.* Eight passes of width 96 have 14 times the operations of width 16, but took only 2.8 times as long: small products use a machine badly (chapter 11). If you pay for minutes, choose wider.
 #
 # ### How wrong is a reading on the way?
 #
-# After one of eight passes, the learning rate is still near its peak. A training of one pass would end with a rate of zero, and might want another peak. So a budget may buy a lower loss than the chart shows. If the difference is large, the chart says nothing.
+# After one of eight passes, the learning rate is still near its peak, and the peak was chosen for eight. A training of one pass would end at a rate of zero. If such trainings have a much lower loss, the chart says nothing.
 #
-# The narrowest and the widest model were therefore also trained for one pass only, to the end of its own schedule, at three peak rates ([`budgets-multi30k.json`](../results/budgets-multi30k.json), `python -m scripts.studies.budgets --save`). The chart's runs had 0.0336 and 0.0084.
+# So the narrowest and the widest model were also trained for one pass only, at three peak rates ([`budgets-multi30k.json`](../results/budgets-multi30k.json), `python -m scripts.studies.budgets --save`). The chart's runs had 0.0336 and 0.0084.
 #
-# **Predict.** How much lower is the loss of a pass that is trained to its end?
+# **Predict.** How much lower is the best loss of a training that ends after one pass?
 
 # %%
 after = {}
@@ -153,14 +150,15 @@ for name, label in (("grid-multi30k", "on the way"), ("budgets-multi30k", "to it
     swept = swept.rename(columns={"d_model": "width", "lr": "peak rate"})
     losses = swept.set_index(["width", "peak rate"])["losses"]
     after |= {f"pass 1, {label}": losses.str[0], f"pass 3, {label}": losses.str[2]}
-pd.DataFrame(after).dropna(subset="pass 1, to its end").dropna(axis="columns").round(2)
+table = pd.DataFrame(after).dropna(subset="pass 1, to its end")  # the rates that both tried
+table.dropna(axis="columns").round(2)
 
 # %% [markdown]
-# It isn't lower: at the chart's rates, 3.86 against 3.83 at width 16, and 3.02 twice at width 96. The peak rate matters more. At half of it, width 96 reads 2.90 after one pass instead of 3.02, and 0.07 nats less after three. So a width that is read early may stand about 0.1 nats too high. (One seed; the widths between have no such sweep.) What is left of the chart's title?
+# It isn't lower. At the best of the three rates such a training ends at 3.86 and 3.02, and the chart's runs read 3.83 and 3.02. But a reading depends on the peak rate: at half of it, width 96 reads 0.12 nats less after one pass, and 0.07 less after three. So a width that is read early may stand about 0.1 nats too high. (One seed; the widths between have no such sweep.) What is left of the chart's title?
 #
 # - *In between* holds. Each curve's widest model is at least 0.16 nats worse than the best. The narrowest is read late, where readings aren't too high.
 # - *It grows* holds. Width 48 is 0.20 nats worse than width 32 with one unit, and 0.06 better with four.
-# - *Which* width is best isn't certain: the next narrower one is only some 0.05 nats worse. To know, one has to train each budget to its own end at its own rates. Hoffmann et al. (2022) did so, and Exercise 3 does it for one budget.
+# - *Which* width is best isn't certain: the next narrower one is only some 0.05 nats worse. Hoffmann et al. (2022) trained each budget to its own end; Exercise 3 does it for one.
 #
 # ## Two laws
 #
@@ -224,9 +222,9 @@ def missed(law: Law, theta: np.ndarray, N: np.ndarray, D: np.ndarray, losses: np
 
 
 # %% [markdown]
-# A law is worth something if it predicts losses that it hasn't seen. We fit both laws to the 20 *cheap* readings, which cost at most one pass of the widest model. The other readings, up to eight times as costly, stay hidden. (The first pass is left out everywhere: a third of it is warm-up.)
+# A law is worth something if it predicts losses that it hasn't seen. We fit both to the 20 *cheap* readings, which cost at most one pass of the widest model. The others, up to eight times as costly, stay hidden. (The first pass is left out: a third of it is warm-up.)
 #
-# **Predict.** Both laws fit what they see within about 1%. If a good fit is enough, they miss the hidden readings by as little. Do they?
+# **Predict.** Both laws fit what they see within about 1%. If a good fit is enough, they miss the hidden readings by as little.
 
 
 # %%
@@ -243,11 +241,11 @@ for law in (additive, joint):
         theta = fit_law(law, *columns(places[cheap]))
         errors = [missed(law, theta, *columns(places[part])) for part in (cheap, ~cheap)]
         rows.append([law.__name__, seed, *errors])
-errors = pd.DataFrame(rows, columns=["law", "seed", "fitted, %", "hidden, %"])
-errors.pivot(index="law", columns="seed").round(1)
+table = pd.DataFrame(rows, columns=["law", "seed", "cheap, %", "hidden, %"])
+table.pivot(index="law", columns="seed").round(1)
 
 # %% [markdown]
-# No. The additive law misses them by 5 to 7% with each seed, the joint law with one of three. The fit didn't tell: there, both are off by about 1%.
+# No. The additive law misses them by 5 to 7% with each seed, the joint law with one of three. The fit didn't tell which law would fail.
 #
 # ### Decide
 #
@@ -271,7 +269,7 @@ np.testing.assert_allclose(decide(additive, equal, 6e12), (1e6, 1e6), rtol=1e-3)
 # **Predict.** The additive law predicted worse. Does it also decide worse, for eight units?
 
 # %%
-later, one_pass = readings[readings["passes"] > 1], readings["D"].min()
+later = readings[readings["passes"] > 1]
 cheap = later[later["operations"] <= costs[96, 1]]
 losses = {"measured": curves[8]}
 for law in (additive, joint):
@@ -285,14 +283,15 @@ frame = long(losses, "from", "width", "loss with eight units")
 titled(
     lines(frame, "width", "loss with eight units", "from", points=True),
     "Both laws predict too high a loss, and nearly the best size",
-    "Each law is fitted to the cheap readings alone.",
+    "Each law is fitted to the cheap readings. With eight units, three widths were measured.",
 )
 
 # %% [markdown]
-# Hardly. The additive law takes 261,000 parameters, the joint law 313,000. Both lie between widths 48 and 64, whose measured losses differ by only 0.05 nats. But the loss itself it predicts 0.06 to 0.12 nats too high. So a wrong law may decide well: near its lowest point, a curve of equal budget is flat. **Your turn**: set a budget.
+# Hardly. The additive law takes 261,000 parameters, the joint law 313,000. Both lie between widths 48 and 64, whose measured losses differ by only 0.05 nats. But the additive law's loss is 0.06 to 0.12 nats too high. So a wrong law may decide well: near its lowest point, a curve of equal budget is flat. **Your turn**: set a budget.
 
 # %%
 YOUR_BUDGET = 50  # in units; our largest training costs 25
+one_pass = readings["D"].min()
 for law in (additive, joint):
     N, D = decide(law, fit_law(law, *columns(later)), YOUR_BUDGET * unit)
     print(f"{law.__name__} law: {N:,.0f} parameters, {D / one_pass:.1f} passes")
@@ -302,7 +301,7 @@ for law in (additive, joint):
 #
 # ## Ours beside Kaplan's and Hoffmann's
 #
-# > **In short.** How fast the best size grows with the budget depends on which parameters one counts. That explains most of a famous disagreement.
+# > **In short.** How fast the best size grows with the budget depends on which parameters one counts.
 #
 # In both laws the best size is a power of the budget (Exercise 2):
 #
@@ -331,9 +330,9 @@ for name, (E, A, alpha, B, beta) in PUBLISHED.items():
 pd.DataFrame(rows, ["a", "best N"]).T
 
 # %% [markdown]
-# The paper prints rounded constants, and rounding alone turns 41 billion into 32. Besiroglu et al. quote the others from its source. They also read its runs off a figure and fitted them again; their law comes near Chinchilla's size.
+# The paper prints the rounded constants; rounding alone turns 41 billion into 32. Besiroglu et al. read the paper's runs off a figure, fitted them again, and come near Chinchilla's size.
 #
-# And ours? We fit our readings three times, without the last passes or without the first.
+# And ours? We fit our readings without the last passes, and without the first.
 
 # %%
 ours = {}
@@ -345,13 +344,13 @@ ours = pd.DataFrame(ours).T.round({"a": 2, "E": 1})
 ours.rename_axis(["law", "passes read"])
 
 # %% [markdown]
-# Our runs don't say: by the choice of a few readings, a goes from 0.42 to 0.76. The floor is zero in one fit and 1.1 in another. A fit always returns numbers. Before you believe them, fit again without some of the data.
+# Our runs don't say: a few readings move a from 0.42 to 0.76, and the floor from zero to 1.1. A fit always returns numbers, known or not.
 #
 # ### Which parameters count?
 #
-# Kaplan et al. leave the embedding table out of N, and so out of C. Pearce and Song (2024) calculate that this explains most of the difference between 0.73 and 0.5. Let us calculate it with the last law above, in which a is 0.51.
+# Kaplan et al. leave the embedding table out of N, and so out of C. Pearce and Song (2024) calculate that this explains most of the difference between 0.73 and 0.5. We test this with the last law above, in which a is 0.51.
 #
-# For each of thirty budgets, `decide` finds the best N. How many of these parameters are in the layers? A layer of width d has about $12d^2$, and the table has d for each of 50,257 tokens. We assume that the width is 100 times the number of layers. As in Kaplan et al.'s models, the layers have a thousand to 1.5 billion parameters.
+# For each of thirty budgets, `decide` finds the best N. How many of these parameters are in the layers? A layer of width d has about $12d^2$; the table has d for each of 50,257 tokens. We assume a width of 100 times the number of layers, and sizes like Kaplan et al.'s.
 #
 # **Predict.** Count only the parameters in the layers. If a stays at 0.51, the count explains nothing.
 
@@ -369,13 +368,13 @@ for name, counted in places.items():
     print(f"parameters {name}: a = {np.polyfit(C, N, 1)[0]:.2f}")
 
 # %% [markdown]
-# The count alone leads from 0.51 to 0.67, three quarters of the way to 0.73. A small model is mostly table. From the smallest budget to the largest, the layers grow more than a millionfold, but all parameters only 1,600-fold. The best models are the same ones in both counts, so by the layers they seem to grow much faster.
+# The count alone leads from 0.51 to 0.67, three quarters of the way to 0.73. A small model is mostly table. From the smallest budget to the largest, the layers grow more than a millionfold, but all parameters only 1,600-fold. So by the layers, the same best models seem to grow much faster.
 #
 # ## Two meanings of D
 #
 # > **In short.** D may be the text that exists, or the text that is read. In one grid of runs, the joint law predicts better by the first meaning, the additive law by the second.
 #
-# So far a token counted each time that it was read. But D may also mean the text that *exists*. Which of the two belongs into a law?
+# So far a token counted each time that it was read. But D may also mean the text that *exists*. Which of the two belongs in a law?
 #
 # Each width also learned from a half of the pairs, a quarter, and so on to a sixteenth. Such a run stops when validation hasn't improved for three passes, or after the most passes (`PASSES`). Its best pass counts.
 #
@@ -400,13 +399,13 @@ for D in ("exists", "was read"):
             seen = own["width"].lt(96) & own["parts"].gt(1)
             theta = fit_law(law, *columns(own[seen], D))
             rows.append([D, law.__name__, seed, missed(law, theta, *columns(own[~seen], D))])
-errors = pd.DataFrame(rows, columns=["D: text that", "law", "seed", "hidden, %"])
-errors.pivot(index=["D: text that", "law"], columns="seed").round(1)
+table = pd.DataFrame(rows, columns=["D: text that", "law", "seed", "hidden, %"])
+table.pivot(index=["D: text that", "law"], columns="seed").round(1)
 
 # %% [markdown]
-# Neither. With each seed, the joint law is better by the text that exists, and the additive law by the text that was read. The truth may lie between: a token that is read again is worth less than a new one, but more than nothing (Muennighoff et al. 2023).
+# Neither. With each seed, the joint law is better by the text that exists, and the additive law by the text that was read. A token that is read again is worth less than a new one, but more than nothing (Muennighoff et al. 2023).
 #
-# The next chart shows what the additive law can't do with the text that exists.
+# What can't the additive law do with the text that exists?
 
 # %%
 N, D, losses = columns(grid, "exists")
@@ -415,12 +414,12 @@ assert np.ptp(says["joint"][4::5]) < np.ptp(says["joint"][::5]) / 2  # on a sixt
 grid_chart(grid.assign(D=D, **says), "joint", "additive")
 
 # %% [markdown]
-# On the left, where the text is short, the dots lie close together, and so do the joint law's lines. The additive law keeps its lines equally far apart everywhere. So on the left it puts small models too high and large ones too low, and on the right the other way round. (The schedule may play a part: on all captions, 17 of 18 runs were best after their last pass, so more passes might help.)
+# On the left, where the text is short, the dots lie close together, and so do the joint law's lines. The additive law keeps its lines equally far apart everywhere. So on the left it puts small models too high and large ones too low, and on the right the other way round. (The schedule may play a part: on all captions, 17 of 18 runs were best after their last pass.)
 #
 # ## Summary
 #
-# - With a fixed budget, a size in between is best. It grows with the budget, and so does the text that it reads.
-# - Choose a law by losses that it hasn't seen, of the kind that you want to predict. A good fit isn't enough.
+# - With a fixed budget, a size in between is best. It grows with the budget.
+# - Choose a law by losses that it hasn't seen, of the kind that you want to predict.
 # - Say which parameters and which tokens you count. The exponent depends on the first, the better law on the second.
 # - Before you believe an exponent or a floor, fit again without some readings.
 #
@@ -468,6 +467,6 @@ check(best_size)
 #
 # *project · difficulty ●●○ · worth ●●● · 40 minutes*
 #
-# Five passes of width 16, three of 24, two of 32 and one of 48 cost the same within a tenth. Let `plan_runs` in `scripts/studies/budgets.py` sweep these four, from a rate of 0.02 on (`"epochs"` is the number of passes). Say first which is best and what the chart said, then run `python -m scripts.studies.budgets`.
+# Five passes of width 16, three of 24, two of 32 and one of 48 cost the same within a tenth. Let `plan_runs` in `scripts/studies/budgets.py` sweep these four (`"epochs"` counts passes). Guess which is best, and run `python -m scripts.studies.budgets`.
 #
 # Next: [Chapter 21 · Learning from models](ch21_learning_from_models.ipynb)
