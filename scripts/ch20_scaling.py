@@ -61,7 +61,7 @@ Law = Callable[..., np.ndarray]  # theta, N, D to losses
 #
 # Let N be the number of parameters, and D the number of target tokens that a model reads. Its training takes about $C = 6ND$ operations ([chapter 11](ch11_where_the_time_goes.ipynb)): for each parameter and token, two on the way forward and four on the way back. So a budget C pays for a small model that reads much, or for a large one that reads little. Which has the lower loss?
 #
-# Chapter 19's translator read Multi30k's pairs eight times, in six widths with three seeds. Reading all pairs once is a *pass*, and we have the validation loss after each ([`grid-multi30k.json`](../results/grid-multi30k.json), `python -m scripts.studies.grid --save`).
+# Chapter 19's translator read Multi30k's pairs eight times, in six widths with three seeds. We have the validation loss after each *pass* over them ([`grid-multi30k.json`](../results/grid-multi30k.json), `python -m scripts.studies.grid --save`).
 
 
 # %%
@@ -330,7 +330,7 @@ for name, (E, A, alpha, B, beta) in PUBLISHED.items():
 pd.DataFrame(rows, ["a", "best N"]).T
 
 # %% [markdown]
-# The paper prints the rounded constants; rounding alone turns 41 billion into 32. Besiroglu et al. read the paper's runs off a figure, fitted them again, and come near Chinchilla's size.
+# The paper prints the rounded constants, its source the others; rounding turns 41 billion into 32. Besiroglu et al. read the paper's runs off a figure, fitted them again, and come near Chinchilla's size.
 #
 # And ours? We fit our readings without the last passes, and without the first.
 
@@ -344,13 +344,13 @@ ours = pd.DataFrame(ours).T.round({"a": 2, "E": 1})
 ours.rename_axis(["law", "passes read"])
 
 # %% [markdown]
-# Our runs don't say: a few readings move a from 0.42 to 0.76, and the floor from zero to 1.1. A fit always returns numbers, known or not.
+# Our runs don't say: a few readings move a from 0.42 to 0.76, and the floor from zero to 1.1. A fit returns numbers even if the data don't determine them.
 #
 # ### Which parameters count?
 #
 # Kaplan et al. leave the embedding table out of N, and so out of C. Pearce and Song (2024) calculate that this explains most of the difference between 0.73 and 0.5. We test this with the last law above, in which a is 0.51.
 #
-# For each of thirty budgets, `decide` finds the best N. How many of these parameters are in the layers? A layer of width d has about $12d^2$; the table has d for each of 50,257 tokens. We assume a width of 100 times the number of layers, and sizes like Kaplan et al.'s.
+# For each of thirty budgets, `decide` finds the best N. How many of these parameters are in the layers? A layer of width d has about $12d^2$; the table has d for each of 50,257 tokens. We assume that the width is 100 times the number of layers, and take sizes like Kaplan et al.'s.
 #
 # **Predict.** Count only the parameters in the layers. If a stays at 0.51, the count explains nothing.
 
@@ -368,7 +368,7 @@ for name, counted in places.items():
     print(f"parameters {name}: a = {np.polyfit(C, N, 1)[0]:.2f}")
 
 # %% [markdown]
-# The count alone leads from 0.51 to 0.67, three quarters of the way to 0.73. A small model is mostly table. From the smallest budget to the largest, the layers grow more than a millionfold, but all parameters only 1,600-fold. So by the layers, the same best models seem to grow much faster.
+# The count alone leads from 0.51 to 0.67, three quarters of the way to 0.73. A small model is mostly embedding table. From the smallest budget to the largest, the layers grow more than a millionfold, but all parameters only 1,600-fold. So by the layers, the same best models seem to grow much faster.
 #
 # ## Two meanings of D
 #
@@ -387,7 +387,7 @@ grid = runs.groupby(keys, as_index=False)[["was read", "loss"]].mean()
 grid.pivot(index="width", columns="parts", values="loss")[[16, 1]].loc[[16, 96]].round(2)
 
 # %% [markdown]
-# The captions gain 0.85 nats, the parameters 0.19. Now we hide the widest model and the runs on all captions, and fit the laws to the others.
+# The captions gain 0.85 nats, the parameters 0.19. Now hide the widest model and the runs on all captions, and fit the laws to the others.
 #
 # **Predict.** If one meaning of D is the right one, both laws predict better with it. Which?
 
@@ -405,7 +405,7 @@ table.pivot(index=["D: text that", "law"], columns="seed").round(1)
 # %% [markdown]
 # Neither. With each seed, the joint law is better by the text that exists, and the additive law by the text that was read. A token that is read again is worth less than a new one, but more than nothing (Muennighoff et al. 2023).
 #
-# What can't the additive law do with the text that exists?
+# A chart shows where the additive law fails by the text that exists.
 
 # %%
 N, D, losses = columns(grid, "exists")
@@ -414,7 +414,7 @@ assert np.ptp(says["joint"][4::5]) < np.ptp(says["joint"][::5]) / 2  # on a sixt
 grid_chart(grid.assign(D=D, **says), "joint", "additive")
 
 # %% [markdown]
-# On the left, where the text is short, the dots lie close together, and so do the joint law's lines. The additive law keeps its lines equally far apart everywhere. So on the left it puts small models too high and large ones too low, and on the right the other way round. (The schedule may play a part: on all captions, 17 of 18 runs were best after their last pass.)
+# On the left, where the text is short, the dots lie close together, and so do the joint law's lines. The additive law keeps its lines equally far apart everywhere. So on the left it puts small models too high and large ones too low, on the right the reverse. (The schedule may play a part: on all captions, 17 of 18 runs were best after their last pass.)
 #
 # ## Summary
 #
