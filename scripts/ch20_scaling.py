@@ -133,7 +133,7 @@ budget_chart(bought, "The best width is in between, and it grows with the budget
 # %% [markdown]
 # With each budget a width in between is best: width 32 with one unit, width 64 with eight. The best model also reads more, 5.1 passes instead of 1.8. So a larger budget should go into size and text.
 #
-# **Pitfall.** *Operations aren't minutes.* Eight passes of width 96 have 14 times the operations of width 16, but took 2.8 times as long: small products use a machine badly (chapter 11). If you pay for minutes, choose wider.
+# **Pitfall.** *Operations aren't minutes.* Eight passes of width 96 have 14 times the operations of width 16, but took 2.8 times as long: small products use a machine badly. If you pay for minutes, choose wider.
 #
 # ### How wrong is a reading on the way?
 #
@@ -158,11 +158,11 @@ pd.DataFrame(
 ).round(2)
 
 # %% [markdown]
-# Not lower: each ends 0.05 to 0.11 nats *above* the chart's mean of three seeds. (With the same seed, width 96 reads 3.02, too.) So here a schedule of its own gains nothing. With one unit the order stays: width 32 ends 0.29 nats below width 48.
+# Not lower: each ends 0.05 to 0.11 nats *above* the chart's mean of three seeds. (With the same seed, width 96 reads 3.02.) So here a schedule of its own gains nothing. With one unit the order stays: width 32 ends 0.29 nats below width 48.
 #
 # But another peak rate may lower a reading. At half of the chart's 0.0084, width 96 reads 0.12 nats less after one pass. So an early reading may stand about 0.1 nats too high. What is left of the chart's title?
 #
-# - *In between* holds. Each curve's widest model is at least 0.16 nats worse than the best. The narrowest is read late, when its rate is low.
+# - *In between* holds. Each curve's widest model is at least 0.16 nats worse than the best. The narrowest is read later than the best, at a lower rate.
 # - *It grows* holds. Width 48 is 0.20 nats worse than width 32 with one unit, and 0.06 better with four.
 # - *Which* width is best isn't certain: the next narrower one is some 0.05 nats worse. Hoffmann et al. (2022) trained every budget to its end.
 #
@@ -473,6 +473,6 @@ check(best_size)
 #
 # *project · difficulty ●●○ · worth ●●● · 40 minutes*
 #
-# Five passes of width 16 and three of width 24 cost about one unit. Put them into `TRAININGS` in `scripts/studies/budgets.py`, in place of the others. Guess how they end, and run `python -m scripts.studies.budgets`.
+# Five passes of width 16 and three of width 24 cost about one unit. Put them into `TRAININGS` in `scripts/studies/budgets.py`, in place of the others. Guess how they end; run `python -m scripts.studies.budgets`.
 #
 # Next: [Chapter 21 · Learning from models](ch21_learning_from_models.ipynb)
