@@ -473,6 +473,6 @@ check(best_size)
 #
 # *project · difficulty ●●○ · worth ●●● · 40 minutes*
 #
-# Five passes of width 16 and three of width 24 cost about one unit. Put them into `TRAININGS` in `scripts/studies/budgets.py`, in place of the others. Guess how they end; run `python -m scripts.studies.budgets`.
+# Five passes of width 16 and three of width 24 cost about one unit. Put them into `TRAININGS` in `scripts/studies/budgets.py`, in place of the others. Guess, and run `python -m scripts.studies.budgets`.
 #
 # Next: [Chapter 21 · Learning from models](ch21_learning_from_models.ipynb)
