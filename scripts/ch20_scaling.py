@@ -158,7 +158,7 @@ pd.DataFrame(
 ).round(2)
 
 # %% [markdown]
-# Not lower: each ends 0.05 to 0.11 nats *above* the chart's mean of three seeds. (With the same seed, width 96 reads 3.02.) So here a schedule of its own gains nothing. With one unit the order stays: width 32 ends 0.29 nats below width 48.
+# None ends lower: each ends 0.05 to 0.11 nats *above* the chart's mean of three seeds. (With the same seed, width 96 reads 3.02.) So here a schedule of its own gains nothing. With one unit the order stays: width 32 ends 0.29 nats below width 48.
 #
 # But another peak rate may lower a reading. At half of the chart's 0.0084, width 96 reads 0.12 nats less after one pass. So an early reading may stand about 0.1 nats too high. What is left of the chart's title?
 #
