@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 20 · Scaling
 #
-# After this chapter you can say, for a budget of operations, how large a model to train and for how long, and test the law that says so on runs that it hasn't seen.
+# After this chapter you can say, for a budget of operations, how large a model to train and for how long, and test the law that says so on losses that it hasn't seen.
 #
 # | | |
 # |---|---|
@@ -24,9 +24,7 @@
 # | Time | 20 minutes to read, 40 with the code; a quarter of a minute to run on a CPU |
 # | Before, after | [Chapter 19 · Ablations](ch19_ablations.ipynb) · [Chapter 21 · Learning from models](ch21_learning_from_models.ipynb) |
 #
-# *If you read only three cells:* the first chart, `fit_law`, the table of *Which parameters count?*
-#
-# **N** counts parameters, **D** target tokens, **C** operations, and **n** places where a loss was measured.
+# *If you read only three cells:* the first chart, `fit_law`, the cell of *Which parameters count?*
 
 # %% tags=["bootstrap"]
 import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
@@ -40,7 +38,7 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -51,7 +49,7 @@ from scripts.book.charts import lines, long, titled
 from scripts.book.exercises import check
 from scripts.book.figures.understanding import budget_chart, grid_chart
 from scripts.book.records import load_record
-from scripts.ch19_ablations import STUDY, layer_parameters
+from scripts.ch19_ablations import STUDY
 from scripts.core.settings import build_model
 
 Law = Callable[..., np.ndarray]  # theta, N, D to losses
@@ -61,50 +59,52 @@ Law = Callable[..., np.ndarray]  # theta, N, D to losses
 #
 # > **In short.** With a fixed budget, a larger model reads less text. A size in between is best.
 #
-# A training takes about $C = 6ND$ operations ([chapter 11](ch11_where_the_time_goes.ipynb)): for each parameter and each token read, two forward and four backward. So one budget pays for a small model and many passes, or for a large model and few.
+# Let N be the number of parameters, and D the number of target tokens that a model reads. Its training takes about $C = 6ND$ operations ([chapter 11](ch11_where_the_time_goes.ipynb)): for each parameter and token, two on the way forward and four on the way back. So a budget C pays for a small model that reads much, or for a large one that reads little. Which has the lower loss?
 #
-# Chapter 19's model read all of Multi30k's pairs eight times in each of six widths ($d_{ff} = 4\,d_{model}$; depth, heads and vocabulary stay), with three seeds. The peak rate was tuned for eight passes of the narrowest and the widest, and interpolated between them. We read the validation loss after each pass. The record is [`grid-multi30k.json`](../results/grid-multi30k.json) (`python -m scripts.studies.grid --save`).
+# Chapter 19's translator read Multi30k's pairs eight times, in six widths with three seeds. We have the validation loss after each *pass* over them ([`grid-multi30k.json`](../results/grid-multi30k.json), `python -m scripts.studies.grid --save`).
+
 
 # %%
-WIDTHS = (16, 24, 32, 48, 64, 96)  # d_model
+WIDTHS = (16, 24, 32, 48, 64, 96)  # d_model; d_ff is four times as large
 PASSES = {1: 8, 2: 12, 4: 16, 8: 24, 16: 32}  # at most, on one of 1, 2, 4 … parts of the pairs
 
 
-def sizes_of(width: int) -> dict[str, int]:
-    """Parameters of a width: in the layers alone, as Kaplan et al. count, and all of them."""
+@cache
+def size_of(width: int) -> int:
+    """All parameters of chapter 19's model in another width."""
     with torch.device("meta"):  # shapes without storage
         model = build_model(replace(STUDY, d_model=width, d_ff=4 * width), STUDY.vocab)
-    return {"layers": layer_parameters(model), "all": sum(p.numel() for p in model.parameters())}
+    return sum(p.numel() for p in model.parameters())
 
 
 def runs_of(name: str) -> pd.DataFrame:
-    """A record's runs with their widths' parameters; `unique`: target tokens of a run's pairs."""
+    """A record's runs with their N; `exists` counts the target tokens of a run's pairs."""
     runs = [run for run in load_record(name)["runs"] if run["seed"]]  # seed 0 chose the rate
-    names = {"d_model": "width", "tokens": "unique", "share": "parts"}
+    names = {"d_model": "width", "tokens": "exists", "share": "parts"}
     runs = pd.DataFrame(runs).rename(columns=names)
-    return runs.join(pd.DataFrame({w: sizes_of(w) for w in WIDTHS}).T, on="width")
+    return runs.assign(N=runs["width"].map(size_of))
 
 
 def readings_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """Loss and cost of each width after each pass over all pairs, means over the seeds."""
+    """Loss, D and cost of each width after each pass over all pairs, means over the seeds."""
     after = runs[runs["parts"] == 1].explode("losses").astype({"losses": float})
     after["passes"] = after.groupby(["width", "seed"]).cumcount() + 1
-    after["read"] = after["unique"] * after["passes"]
-    after["operations"] = 6 * after["all"] * after["read"]
-    keys = ["width", "all", "layers", "passes", "read", "operations"]
+    after["D"] = after["exists"] * after["passes"]
+    after["operations"] = 6 * after["N"] * after["D"]
+    keys = ["width", "N", "passes", "D", "operations"]
     return after.groupby(keys)["losses"].mean().rename("loss").reset_index()
 
 
 # %% [markdown]
-# Width 96 once, 64 twice, 48 three times and 32 six times cost about the same. **Predict.** Which has the lowest loss?
+# **Predict.** One pass of width 96, two of 64, three of 48 and six of 32 cost about the same. Which gives the lowest loss?
 
 # %%
 runs = runs_of("grid-multi30k")
-whole = readings_of(runs)
-whole.pivot(index=["width", "all"], columns="passes", values="loss").round(2)
+readings = readings_of(runs)
+readings.pivot(index=["width", "N"], columns="passes", values="loss").round(2)
 
 # %% [markdown]
-# Width 32 has the lowest (2.46), width 48 the next (2.51). But the six passes of width 32 cost 9% more than the three of width 48. For equal costs, we read between passes from a smooth curve.
+# Width 32 gives it (2.46). But width 48 is close, and its three passes cost 8% less. For exactly equal costs, we read a smooth curve through each width's losses.
 
 
 # %%
@@ -119,62 +119,68 @@ def at_budget(readings: pd.DataFrame, budget: float) -> pd.Series:
 
 
 # %%
-N_of = {width: sizes_of(width)["all"] for width in WIDTHS}
-costs = whole.set_index(["width", "passes"])["operations"]
-print("for the cost of six passes of width 32:", at_budget(whole, costs[32, 6]).round(2).to_dict())
-
-# %% [markdown]
-# At equal cost the two are level.
-
-# %%
+costs = readings.set_index(["width", "passes"])["operations"]
 unit = costs[48, 1]  # of budget: one pass of width 48
-curves = {doublings: at_budget(whole, unit * 2**doublings) for doublings in range(4)}
-bought = long(curves, "doublings", "width", "loss")
-bought["N"] = bought["width"].map(N_of)
-bought["passes"] = 2.0 ** bought["doublings"] * N_of[48] / bought["N"]
-best = {doublings: curve.idxmin() for doublings, curve in curves.items()}
-assert all(min(curves[i].index) < best[i] < max(curves[i].index) for i in curves)  # no curve's end
-budget_chart(bought, 3, f"Eight times the budget: the best width goes from {best[0]} to {best[3]}")
+curves = {budget: at_budget(readings, budget * unit) for budget in (1, 2, 4, 8)}
+bought = long(curves, "budget", "width", "loss")
+bought["N"] = bought["width"].map(size_of)
+bought["passes"] = bought["budget"] * size_of(48) / bought["N"]
+best = [curve.idxmin() for curve in curves.values()]
+assert best == sorted(best) and best[0] < best[-1]
+assert all(curve.idxmin() in curve.index[1:-1] for curve in curves.values())  # no curve's end
+budget_chart(bought, "The best width is in between, and it grows with the budget")
 
 # %% [markdown]
-# With eight times the budget the best width doubles, and its passes grow from 1.8 to 5.1: a larger budget should go into both.
+# With each budget a width in between is best: width 32 with one unit, width 64 with eight. The best model also reads more, 5.1 passes instead of 1.8. So a larger budget should go into size and text.
 #
-# **Pitfall.** *Operations aren't minutes.* Eight passes of width 96 have 14 times the operations of width 16, but took 2.8 times as long on the record's machine: small products use it badly (chapter 11). If you pay for minutes, choose wider.
+# **Pitfall.** *Operations aren't minutes.* Eight passes of width 96 have 14 times the operations of width 16, but took 2.8 times as long: small products use a machine badly. If you pay for minutes, choose wider.
 #
-# ### Is it fair to read on the way?
+# ### How wrong is a reading on the way?
 #
-# After one of eight passes the rate is near its peak; a training of one pass ends at zero. Hoffmann et al. (2022) blamed such readings for wrong advice; Porian et al. (2024) found that they hardly matter. So the narrowest and the widest model were also trained for one pass, with the same seed and batches ([`budgets-multi30k.json`](../results/budgets-multi30k.json), `python -m scripts.studies.budgets --save`).
+# After one of eight passes, the learning rate is still near its peak. A training of one pass would end at a rate of zero, and might want another peak. If trainings that end have much lower losses, the chart says nothing.
 #
-# **Predict.** Which of the two gains more when its rate ends at zero?
+# So four widths were trained to the end of their own schedule, at their own best rate ([`budgets-multi30k.json`](../results/budgets-multi30k.json), `python -m scripts.studies.budgets --save`; one seed). Two passes of width 32 and one of width 48 cost about one unit.
+#
+# **Predict.** How much lower do they end?
 
 # %%
-after = {}
-for label, name in (("on the way", "grid-multi30k"), ("to its end", "budgets-multi30k")):
-    swept = pd.DataFrame(load_record(name)["runs"]).query("seed == 0 and share == 1")
-    after[label] = swept.set_index(["d_model", "lr"])["losses"].str[0]  # after the first pass
-pd.DataFrame(after).dropna().round(2)
+ends = pd.DataFrame(load_record("budgets-multi30k")["runs"])
+ends = ends.loc[ends.groupby(["d_model", "epochs"])["loss"].idxmin()]  # at the best rate
+ends = ends.rename(columns={"d_model": "width", "epochs": "passes", "loss": "to its end"})
+ends = ends.set_index(["width", "passes"])["to its end"]
+rates = {}
+for run in load_record("grid-multi30k")["runs"]:
+    if (run["d_model"], run["share"], run["seed"]) == (96, 1, 0):  # the sweep of the widest
+        rates[run["lr"]] = round(run["losses"][0], 2)
+print("width 96 after one pass, by its peak rate:", rates)
+pd.DataFrame(
+    {"on the way": readings.set_index(["width", "passes"])["loss"][ends.index], "to its end": ends}
+).round(2)
 
 # %% [markdown]
-# Neither, at the chart's rates (0.0336 and 0.0084): on the way, the losses are 0.03 and 0.01 lower (one seed). Five passes of width 64 give 2.10 on the way, and 2.11 to their end (chapter 19's base). The peak rate matters more: with half of it, width 96 is 0.12 nats better after one pass, 0.07 after three. So the chart draws width 96 too high. The fits below leave out the first pass: a third of it is warm-up.
+# None ends lower: each ends 0.05 to 0.11 nats *above* the chart's mean of three seeds. (With the same seed, width 96 reads 3.02.) So here a schedule of its own gains nothing. With one unit the order stays: width 32 ends 0.29 nats below width 48.
+#
+# But another peak rate may lower a reading. At half of the chart's 0.0084, width 96 reads 0.12 nats less after one pass. So an early reading may stand about 0.1 nats too high. What is left of the chart's title?
+#
+# - *In between* holds. Each curve's widest model is at least 0.16 nats worse than the best. The narrowest is read later than the best, at a lower rate.
+# - *It grows* holds. Width 48 is 0.20 nats worse than width 32 with one unit, and 0.06 better with four.
+# - *Which* width is best isn't certain: the next narrower one is some 0.05 nats worse. Hoffmann et al. (2022) trained every budget to its end.
 #
 # ## Two laws
 #
 # > **In short.** A law predicts the loss of every size after every number of tokens, also where nobody has trained.
 #
-# Hoffmann et al. (2022) *add* two losses, one due to the model's size and one due to its text, to a floor $E$. The floor is meant to be the loss that no model can remove:
+# Hoffmann et al. *add* three terms: a *floor* E, the loss that no model can go below, a term that shrinks with the model, and one that shrinks with the text:
 #
 # $$ L(N, D) = E + \frac{A}{N^{\alpha}} + \frac{B}{D^{\beta}} $$
 #
-# Kaplan et al. (2020) had *joined* the two under one power (with $E = 0$):
+# Kaplan et al. (2020) had *joined* the two shrinking terms under one power. (They set $E = 0$; we leave it free.)
 #
 # $$ L(N, D) = E + \left[ \left( \frac{N_c}{N} \right)^{\alpha/\beta} + \frac{D_c}{D} \right]^{\beta} $$
 #
-# | symbol | meaning |
-# |---|---|
-# | $A, B$, or $N_c, D_c$ | the scale of what can be removed |
-# | $\alpha, \beta$ | how fast it goes: for $N \to 10N$, its part falls to $10^{-\alpha}$ ($\beta$: the same for $D$) |
+# $A$ and $B$, or $N_c$ and $D_c$, are scales. The exponents say how fast a term shrinks: in the additive law, a model of ten times the size divides its term by $10^{\alpha}$.
 #
-# In the additive law a larger model gains as much on few tokens as on many. In the joint law the larger of the two terms dominates: when tokens are few, size gains little.
+# The laws disagree about short texts. In the additive law, a larger model gains as much on few tokens as on many. In the joint law it gains little on few: there $D_c/D$ is the larger term in the bracket. **Your turn.** Write both laws.
 
 
 # %% tags=["yours"]
@@ -195,7 +201,8 @@ np.testing.assert_allclose(additive((1, math.log(30), 0.5, math.log(80), 2), 9, 
 np.testing.assert_allclose(joint((1, math.log(64), 1, math.log(90), 0.5), 16, 10), 1 + 5)
 
 # %% [markdown]
-# A library's least squares finds the five numbers, on $\log L$, so that a percent counts the same everywhere.
+# To *fit* a law is to choose its five numbers so that it comes close to measured losses. A library's least squares does it, on logarithms, so that one percent counts the same at every loss.
+
 
 # %%
 STARTS = {additive: (0.5, 4, 0.3, 4, 0.3), joint: (0.5, 13, 0.3, 15, 0.3)}
@@ -205,60 +212,50 @@ LIMITS = {  # of theta without its floor, which lies between 0 and the lowest lo
 }
 
 
-def fit_law(
-    law: Law, N: np.ndarray, D: np.ndarray, losses: np.ndarray, floor: float | None = None
-) -> np.ndarray:
-    """The law's theta (5,) with the least squares of log L; E is free, or held at `floor`."""
-    low, high = ([end, *rest] for end, rest in zip((0, losses.min()), LIMITS[law], strict=True))
-    start = [*STARTS[law]]
-    if floor is not None:
-        low[0], start[0], high[0] = floor - 1e-6, floor, floor + 1e-6
+def fit_law(law: Law, N: np.ndarray, D: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    """The law's theta (5,) with the least squares of log L."""
+    low, high = ((floor, *rest) for floor, rest in zip((0, losses.min()), LIMITS[law], strict=True))
 
     def errors(theta: np.ndarray) -> np.ndarray:
         return np.log(law(theta, N, D) / losses)
 
-    return optimize.least_squares(errors, start, bounds=(low, high), x_scale="jac").x
+    return optimize.least_squares(errors, STARTS[law], bounds=(low, high), x_scale="jac").x
 
 
 def missed(law: Law, theta: np.ndarray, N: np.ndarray, D: np.ndarray, losses: np.ndarray) -> float:
-    """Root of the mean squared error of log L: the typical error, as a share of the loss."""
-    return np.sqrt(np.square(np.log(losses / law(theta, N, D))).mean()).item()
+    """The typical error, in percent of the loss: the root of the mean squared error of log L."""
+    return 100 * np.sqrt(np.square(np.log(losses / law(theta, N, D))).mean()).item()
 
 
 # %% [markdown]
-# We fit each law to the cheap readings, which cost at most one pass of the widest model: 20 readings, of widths 16 to 48. Each law then predicts the others, up to eight times as costly.
+# A law is worth something if it predicts losses that it hasn't seen. We fit both to the 20 *cheap* readings, which cost at most one pass of the widest model. The others, up to eight times as costly, stay hidden. (The first pass is left out: a third of it is warm-up.)
 #
-# **Predict.** Both laws fit the cheap readings within 1%. By how much do they miss the others?
+# **Predict.** Both laws fit what they see within about 1%. If a good fit is enough, they miss the hidden readings by as little.
 
 
 # %%
-def columns(frame: pd.DataFrame, N: str = "all", D: str = "read") -> tuple[np.ndarray, ...]:
-    """Parameters, tokens and losses of these places, (n,) each."""
-    return tuple(frame[name].to_numpy(float) for name in (N, D, "loss"))
+def columns(frame: pd.DataFrame, D: str = "D") -> tuple[np.ndarray, ...]:
+    """Parameters, tokens and losses of a frame's rows, (n,) each."""
+    return tuple(frame[name].to_numpy(float) for name in ("N", D, "loss"))
 
 
-by = {"mean": runs} | {f"seed {seed}": own for seed, own in runs.groupby("seed")}
-by = {name: readings_of(own).query("passes > 1") for name, own in by.items()}
-later = by["mean"]
-cheap = later["operations"] <= costs[96, 1]
-fitted_to = {
-    "1 pass of width 96": cheap,
-    "2 passes of width 96": later["operations"] <= costs[96, 2],
-    "other widths": later["width"] < 96,
-}
-rows = {}
-for (name, seen), law, (seed, own) in product(fitted_to.items(), (additive, joint), by.items()):
-    theta = fit_law(law, *columns(own[seen]))
-    fitted, hidden = (missed(law, theta, *columns(own[part])) for part in (seen, ~seen))
-    rows[name, law.__name__, seed] = f"{100 * fitted:.1f} → {100 * hidden:.1f}"
-pd.Series(rows).unstack().rename_axis(index=["fitted to", "law"], columns="fitted → hidden, %")
+rows = []
+for law in (additive, joint):
+    for seed, own in runs.groupby("seed"):
+        places = readings_of(own).query("passes > 1")
+        cheap = places["operations"] <= costs[96, 1]
+        theta = fit_law(law, *columns(places[cheap]))
+        errors = [missed(law, theta, *columns(places[part])) for part in (cheap, ~cheap)]
+        rows.append([law.__name__, seed, *errors])
+table = pd.DataFrame(rows, columns=["law", "seed", "cheap, %", "hidden, %"])
+table.pivot(index="law", columns="seed").round(1)
 
 # %% [markdown]
-# By 3 to 6%: a good fit says little about larger models. The additive law misses by 5 to 7% with each seed, the joint law with one. Fitted to two passes, the joint law predicts better with each seed; with the widest model hidden, with two of three.
+# No. The additive law misses them by 5 to 7% with each seed, the joint law with one of three. The fit didn't tell which law would fail.
 #
 # ### Decide
 #
-# Of all sizes that the budget pays for, take the one with the lowest loss.
+# To decide for a budget, take the size with the lowest predicted loss among all that it pays for. **Your turn.** Write `decide`.
 
 
 # %% tags=["yours"]
@@ -275,49 +272,48 @@ equal = (0, 0, 0.5, 0, 0.5)  # 1/√N + 1/√D: best where N = D
 np.testing.assert_allclose(decide(additive, equal, 6e12), (1e6, 1e6), rtol=1e-3)
 
 # %% [markdown]
-# A test: what do the laws, fitted to the cheap readings, decide for eight of the chart's units?
-
+# **Predict.** The additive law predicted worse. Does it also decide worse, for eight units?
 
 # %%
-def width_of(N: float) -> int:
-    """The width, a multiple of 8, whose model has about N parameters."""
-    return min(range(8, 513, 8), key=lambda width: abs(sizes_of(width)["all"] - N))
-
-
-def decisions(readings: pd.DataFrame, units: float) -> pd.DataFrame:
-    """By each law, fitted to these readings: the best width, its passes and its loss."""
-    one_pass, rows = whole["read"].min(), {}  # tokens
-    for law in (additive, joint):
-        theta = fit_law(law, *columns(readings))
-        N, D = decide(law, theta, units * unit)
-        rows[law.__name__] = width_of(N), round(D / one_pass, 1), round(law(theta, N, D), 2)
-    return pd.DataFrame(rows, ["width", "passes", "loss"]).T.astype({"width": int})
-
-
-print("measured:", curves[3].round(2).to_dict())
-decisions(later[cheap], 8)
+later = readings[readings["passes"] > 1]
+cheap = later[later["operations"] <= costs[96, 1]]
+losses = {"measured": curves[8]}
+for law in (additive, joint):
+    theta = fit_law(law, *columns(cheap))
+    print(f"{law.__name__} law: best N {decide(law, theta, 8 * unit)[0]:,.0f}")
+    sizes = {width: size_of(width) for width in range(40, 97, 8)}
+    predicted = {width: law(theta, N, 8 * unit / (6 * N)) for width, N in sizes.items()}
+    losses[f"{law.__name__} law"] = predicted
+    assert all(predicted[width] > loss for width, loss in curves[8].items())
+frame = long(losses, "from", "width", "loss with eight units")
+titled(
+    lines(frame, "width", "loss with eight units", "from", points=True),
+    "Both laws predict too high a loss, and nearly the best size",
+    "Each law is fitted to the cheap readings. With eight units, three widths were measured.",
+)
 
 # %% [markdown]
-# The best measured width is 64. The joint law takes 56, the additive law 48, which measured only 0.05 nats worse. So a wrong law may still decide well: near its lowest point a curve of equal budget is flat.
-#
-# **Your turn**: set a budget.
+# Hardly. The additive law takes 261,000 parameters, the joint law 313,000. Both lie between widths 48 and 64, whose measured losses differ by only 0.05 nats. But the additive law's loss is 0.06 to 0.12 nats too high. So a wrong law may decide well: near its lowest point, a curve of equal budget is flat. **Your turn**: set a budget.
 
 # %%
 YOUR_BUDGET = 50  # in units; our largest training costs 25
-decisions(later, YOUR_BUDGET)
+one_pass = readings["D"].min()
+for law in (additive, joint):
+    N, D = decide(law, fit_law(law, *columns(later)), YOUR_BUDGET * unit)
+    print(f"{law.__name__} law: {N:,.0f} parameters, {D / one_pass:.1f} passes")
 
 # %% [markdown]
-# Don't pay for 50 units: they mean more than ten passes, and on half of the captions the widest model, without dropout, was at its best after eight or nine. A law of text read counts the tenth pass like the first.
+# Don't pay for 50 units yet: they mean more than ten passes, and these laws count the tenth like the first (see *Two meanings of D*).
 #
 # ## Ours beside Kaplan's and Hoffmann's
 #
-# > **In short.** How fast the best size grows with the budget depends on which parameters one counts, and on which readings one fits.
+# > **In short.** How fast the best size grows with the budget depends on which parameters one counts.
 #
 # In both laws the best size is a power of the budget (Exercise 2):
 #
 # $$ N_{\text{best}} \propto C^{a}, \qquad a = \frac{\beta}{\alpha + \beta} $$
 #
-# Kaplan et al. fitted $a = 0.73$ to training curves: most of a larger budget goes into a larger model. (Their joint law's exponents give 0.58.) Hoffmann et al. found about 0.5, equal shares for size and text, and so trained Chinchilla (70 billion parameters, 1.4 trillion tokens). What do additive laws, as published, say for Chinchilla's budget?
+# Kaplan et al. published $a = 0.73$: most of a larger budget should go into a larger model. Hoffmann et al. found about 0.5, equal growth of size and text, and so trained Chinchilla (70 billion parameters, 1.4 trillion tokens). What do additive laws, as published, say for Chinchilla's budget?
 
 
 # %%
@@ -332,110 +328,105 @@ PUBLISHED = {  # E, A, α, B, β
     "the same, rounded": (1.69, 406.4, 0.34, 410.7, 0.28),
     "Besiroglu et al. 2024": (1.8172, 482.01, 0.3478, 2085.43, 0.3658),
 }
-rows = {}
+laws, rows = {}, {}
 for name, (E, A, alpha, B, beta) in PUBLISHED.items():
-    theta = np.array([E, math.log(A), alpha, math.log(B), beta])
-    size = decide(additive, theta, 6 * 70e9 * 1.4e12)[0]
-    rows[name] = f"{growth(theta):.2f}", f"{size / 1e9:.0f} billion"
+    laws[name] = np.array([E, math.log(A), alpha, math.log(B), beta])
+    size = decide(additive, laws[name], 6 * 70e9 * 1.4e12)[0]
+    rows[name] = f"{growth(laws[name]):.2f}", f"{size / 1e9:.0f} billion"
 pd.DataFrame(rows, ["a", "best N"]).T
 
 # %% [markdown]
-# The paper prints the rounded constants; Besiroglu et al. quote the others from its source. Rounding alone turns 41 billion into 32. Besiroglu et al. read the same runs off a figure, fitted them again, and come near Chinchilla's size.
+# The paper prints the rounded constants, its source the others; rounding turns 41 billion into 32. Besiroglu et al. read the paper's runs off a figure, fitted them again, and come near Chinchilla's size.
+#
+# And ours? We fit our readings without the last passes, and without the first.
+
+# %%
+ours = {}
+for law in (additive, joint):
+    for first, last in ((2, 6), (2, 8), (3, 8)):
+        theta = fit_law(law, *columns(readings[readings["passes"].between(first, last)]))
+        ours[law.__name__, f"{first} to {last}"] = {"a": growth(theta), "E": theta[0]}
+ours = pd.DataFrame(ours).T.round({"a": 2, "E": 1})
+ours.rename_axis(["law", "passes read"])
+
+# %% [markdown]
+# Our runs don't say: a few readings move a from 0.42 to 0.76, and the floor from zero to 1.1. A fit returns numbers even if the data don't determine them.
 #
 # ### Which parameters count?
 #
-# Kaplan et al. count only the parameters in the layers. Pearce and Song (2024) calculate that this, in small models, explains most of the gap. Ours are small. We try three choices of passes.
+# Kaplan et al. leave the embedding table out of N, and so out of C. Pearce and Song (2024) calculate that this explains most of the difference between 0.73 and 0.5. We test this with the last law above, in which a is 0.51.
 #
-# **Predict.** With the embedding table left out of N and of C, does $a$ rise or fall?
+# For each of thirty budgets, `decide` finds the best N. How many of these parameters are in the layers? A layer of width d has about $12d^2$; the table has d for each of 50,257 tokens. We assume that the width is 100 times the number of layers, and take sizes like Kaplan et al.'s.
+#
+# **Predict.** Count only the parameters in the layers. If a stays at 0.51, the count explains nothing.
 
 # %%
-rows = {}
-chosen = ((2, 6), (2, 8), (3, 8))
-for law, (first, last), count in product((additive, joint), chosen, ("all", "layers")):
-    theta = fit_law(law, *columns(whole[whole["passes"].between(first, last)], count))
-    rows[law.__name__, f"{first} to {last}", count] = {"a": growth(theta), "E": theta[0]}
-ours = pd.DataFrame(rows).T.round({"a": 2, "E": 1}).unstack()
-ours.rename_axis(index=["law", "passes read"], columns=["", "N counts"])
+in_layers = np.geomspace(1e3, 1.5e9, 100)
+in_all = in_layers + 50_257 * (100 * in_layers / 12) ** (1 / 3)  # the table: tokens times width
+places = {"all": [], "in the layers": []}
+for budget in np.geomspace(2e14, 3.4e20, 30):
+    N, D = decide(additive, laws["Besiroglu et al. 2024"], budget)
+    layers = np.exp(np.interp(np.log(N), np.log(in_all), np.log(in_layers)))
+    places["all"].append((6 * N * D, N))
+    places["in the layers"].append((6 * layers * D, layers))
+for name, counted in places.items():
+    C, N = np.log(counted).T
+    print(f"parameters {name}: a = {np.polyfit(C, N, 1)[0]:.2f}")
 
 # %% [markdown]
-# With the layers alone, $a$ rises in each row. From width 16 to 96 all parameters grow 14 times, those in the layers 34 times. So the same fall of the loss gives a smaller $\alpha$, and $a = \beta/(\alpha + \beta)$ rises.
-#
-# How large $a$ is, these runs don't say: 0.42 to 0.76 with all parameters, 0.62 to 0.85 with the layers alone. (The first chart's rings give 0.51.) Nor do they say the floor: passes 7 and 8, when the rate is low, gain 0.02 nats at width 96; with them the additive law finds a floor of 0.9, without them none.
+# The count alone leads from 0.51 to 0.67, three quarters of the way to 0.73. A small model is mostly embedding table. From the smallest budget to the largest, the layers grow more than a millionfold, but all parameters only 1,600-fold. So by the layers, the same best models seem to grow much faster.
 #
 # ## Two meanings of D
 #
 # > **In short.** D may be the text that exists, or the text that is read. In one grid of runs, the joint law predicts better by the first meaning, the additive law by the second.
 #
-# Each width also learned from half of the pairs, and so on to a sixteenth. Such a run ends when validation hasn't improved for three passes, or after the most passes (`PASSES`); its best pass counts. On all captions it was the last in 17 of 18 runs, so more might help.
+# So far a token counted each time that it was read. But D may also mean the text that *exists*. Which of the two belongs in a law?
+#
+# Each width also learned from a half of the pairs, a quarter, and so on to a sixteenth. Such a run stops when validation hasn't improved for three passes, or after the most passes (`PASSES`). Its best pass counts.
 #
 # **Predict.** Start from the smallest model on the smallest part. Which gains more: 14 times as many parameters, or 16 times as many captions?
 
 # %%
-read = runs["unique"] * (1 + runs["losses"].map(np.argmin))
-kept = {"all": "first", "unique": "first", "read": "mean", "loss": "mean"}
-grid = runs.assign(read=read).groupby(["width", "parts"]).agg(kept).reset_index()
+runs["was read"] = runs["exists"] * (1 + runs["losses"].map(np.argmin))
+keys = ["width", "N", "parts", "exists"]
+grid = runs.groupby(keys, as_index=False)[["was read", "loss"]].mean()
 grid.pivot(index="width", columns="parts", values="loss")[[16, 1]].loc[[16, 96]].round(2)
 
 # %% [markdown]
-# The captions gain 0.85 nats, the parameters 0.19. From the laws, the widest model and the runs on all captions are hidden.
+# The captions gain 0.85 nats, the parameters 0.19. Now hide the widest model and the runs on all captions, and fit the laws to the others.
+#
+# **Predict.** If one meaning of D is the right one, both laws predict better with it. Which?
 
 # %%
-MEANINGS = {"exists": "unique", "was read": "read"}  # up to the best pass
-inside = grid["width"].lt(96) & grid["parts"].gt(1)
-rows = {}
-for (meaning, D), law in product(MEANINGS.items(), (additive, joint)):
-    theta = fit_law(law, *columns(grid[inside], D=D))
-    rows[meaning, law.__name__] = missed(law, theta, *columns(grid[~inside], D=D))
-pd.Series(rows).map("{:.1%}".format).unstack().rename_axis("D: the text that")
+rows = []
+for D in ("exists", "was read"):
+    for law in (additive, joint):
+        for seed, own in runs.groupby("seed"):
+            seen = own["width"].lt(96) & own["parts"].gt(1)
+            theta = fit_law(law, *columns(own[seen], D))
+            rows.append([D, law.__name__, seed, missed(law, theta, *columns(own[~seen], D))])
+table = pd.DataFrame(rows, columns=["D: text that", "law", "seed", "hidden, %"])
+table.pivot(index=["D: text that", "law"], columns="seed").round(1)
 
 # %% [markdown]
-# Here the better law depends on D. But a token read again is worth less than a new one (Muennighoff et al. 2023).
+# Neither. With each seed, the joint law is better by the text that exists, and the additive law by the text that was read. A token that is read again is worth less than a new one, but more than nothing (Muennighoff et al. 2023).
+#
+# A chart shows where the additive law fails by the text that exists.
 
 # %%
-N, D, losses = columns(grid, D="unique")
+N, D, losses = columns(grid, "exists")
 says = {law.__name__: law(fit_law(law, N, D, losses), N, D) for law in (additive, joint)}
 assert np.ptp(says["joint"][4::5]) < np.ptp(says["joint"][::5]) / 2  # on a sixteenth, on all
-grid_chart(grid.assign(N=N, D=D, **says), "joint", "additive")
+grid_chart(grid.assign(D=D, **says), "joint", "additive")
 
 # %% [markdown]
-# On the left, the dots lie closer, and so do the joint law's lines. (The schedule may play a part: there the largest model is best soon after its warm-up, the smallest at about half of its peak rate.)
-#
-# ## Is there a floor?
-#
-# > **In short.** A fit returns a floor in any case. Hold it at other values, and fit the rest: if the error hardly grows, the runs don't know the floor.
-#
-# **Predict.** Which floors can the runs rule out?
-
-# %%
-FLOORS = np.linspace(0, 1.4, 15).round(1)
-floor, error = "floor, nats", "error of the fit, %"
-errors = {}
-for (meaning, D), law in product(MEANINGS.items(), (additive, joint)):
-    places = columns(grid, D=D)
-    held = {E: 100 * missed(law, fit_law(law, *places, E), *places) for E in FLOORS}
-    errors[f"{law.__name__}: text that {meaning}"] = held
-errors = dict(sorted(errors.items(), key=lambda fit: -min(fit[1].values())))  # the worst first
-frame = long(errors, "fit", floor, error)
-allowed = frame[frame[error] < 1.08 * frame.groupby("fit")[error].transform("min")]
-assert allowed["fit"].value_counts(sort=False).is_monotonic_decreasing
-drawn, dots = (lines(part, floor, error, "fit", zero=True) for part in (frame, allowed))
-titled(
-    drawn + dots.mark_circle(size=60),
-    "The worse a law fits, the more floors it takes",
-    "Error of each law with each D, its floor held. Dots: within 8% of its best.",
-)
-
-# %% [markdown]
-# By themselves none: it takes a law and a meaning of D. (8%: if a law is right, the dots miss its floor with a chance of 5%, by an F test.)
-#
-# - The two better fits (1.2% and 1.9% at best) prefer zero and take 0.3 at most. The worst (4.2%) takes all 15: it doesn't describe these runs, so it can't judge.
-# - Fitted to passes 2 to 8 of all captions, the laws prefer 0.9 and 0.7 (above). So a floor depends on law and runs.
+# On the left, where the text is short, the dots lie close together, and so do the joint law's lines. The additive law keeps its lines equally far apart everywhere. So on the left it puts small models too high and large ones too low, on the right the reverse. (The schedule may play a part: on all captions, 17 of 18 runs were best after their last pass.)
 #
 # ## Summary
 #
-# - Curves of equal budget find the best size. A law extends them to other budgets.
-# - Choose a law by runs that it hasn't seen, of the kind that you want to predict.
-# - Say which parameters and which tokens you count. The exponents depend on the first, the better law on the second.
+# - With a fixed budget, a size in between is best. It grows with the budget.
+# - Choose a law by losses that it hasn't seen, of the kind that you want to predict.
+# - Say which parameters and which tokens you count. The exponent depends on the first, the better law on the second.
 # - Before you believe an exponent or a floor, fit again without some readings.
 #
 # ## What the paper did that we don't
@@ -478,24 +469,10 @@ def best_size(C: float, A: float, alpha: float, B: float, beta: float) -> float:
 check(best_size)
 
 # %% [markdown]
-# ### Exercise 3 · A shorter warm-up
+# ### Exercise 3 · A budget trained to its end
 #
-# *project · difficulty ●●○ · worth ●●● · 30 minutes*
+# *project · difficulty ●●○ · worth ●●● · 40 minutes*
 #
-# Porian et al. count a warm-up too long for small models among the causes of Kaplan's large $a$. Ours takes 100 steps. Set `warmup=30` in `BASE` of `scripts/studies/grid.py`, say first which width gains more in one pass, and run `python -m scripts.studies.budgets`.
-#
-# ### Exercise 4 · Another floor
-#
-# *think · difficulty ●●○ · worth ●●○ · 10 minutes*
-#
-# Hoffmann et al. report E = 1.69 nats for English text. Someone with more captions finds a floor of 0.6 for ours. Why can't the two be compared? Can the exponents?
-#
-# <details><summary>An answer</summary>
-#
-# A nat *per piece* depends on the vocabulary. Captions are more predictable than other texts. And we predict a sentence whose translation is given.
-#
-# The exponents don't depend on the unit, but on text, task, law and count: above, the same runs give an $a$ from 0.42 to 0.85.
-#
-# </details>
+# Five passes of width 16 and three of width 24 cost about one unit. Put them into `TRAININGS` in `scripts/studies/budgets.py`, in place of the others. Guess, and run `python -m scripts.studies.budgets`.
 #
 # Next: [Chapter 21 · Learning from models](ch21_learning_from_models.ipynb)

@@ -42,10 +42,6 @@ def test_laws_without_noise_are_found_again(floor):
     ):
         losses = law(theta, SIZE, TOKENS)
         np.testing.assert_allclose(fit_law(law, SIZE, TOKENS, losses), theta, rtol=5e-3)
-        held = fit_law(law, SIZE, TOKENS, losses, floor)
-        np.testing.assert_allclose(held, theta, rtol=5e-3)
-        wrong = fit_law(law, SIZE, TOKENS, losses, 0.0)
-        assert abs(wrong[0]) < 1e-5 and missed(law, wrong, SIZE, TOKENS, losses) > 1e-4
 
 
 @LAWS
@@ -61,7 +57,7 @@ def test_no_other_search_finds_a_better_fit(law):
     simplex = minimize(cost, TRUTHS[law], method="Nelder-Mead", options=options, bounds=bounds)
     fitted = fit_law(law, SIZE, TOKENS, losses)
     assert cost(fitted) < (1 + 1e-3) * simplex.fun
-    assert math.isclose(missed(law, fitted, SIZE, TOKENS, losses), math.sqrt(cost(fitted)))
+    assert math.isclose(missed(law, fitted, SIZE, TOKENS, losses), 100 * math.sqrt(cost(fitted)))
 
 
 @LAWS
@@ -92,4 +88,4 @@ def test_readings_are_the_means_of_the_runs_after_each_pass():
         own = [run for run in runs if (run["d_model"], run["share"]) == (reading["width"], 1)]
         passes = int(reading["passes"])
         assert math.isclose(reading["loss"], np.mean([run["losses"][passes - 1] for run in own]))
-        assert reading["read"] == passes * own[0]["tokens"] and len(own) == 3
+        assert reading["D"] == passes * own[0]["tokens"] and len(own) == 3

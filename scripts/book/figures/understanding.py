@@ -404,45 +404,39 @@ def ablation_chart(
     )
 
 
-def budget_chart(bought: pd.DataFrame, start: float, title: str) -> alt.TopLevelMixin:
-    """Loss by size, a curve for each budget; a slider picks one, and its best size is named.
+def budget_chart(bought: pd.DataFrame, title: str) -> alt.TopLevelMixin:
+    """Loss by size, a curve for each budget, and the passes of its best and its widest model.
 
-    `bought` has the columns doublings (of the unit of budget), width, N, passes and loss. The
-    slider begins at `start` doublings.
+    `bought` has the columns budget (in units), width, N, passes and loss.
     """
-    steps = sorted(map(int, bought["doublings"].unique()))
-    bind = alt.binding_range(min=steps[0], max=steps[-1], step=1, name="doublings of the budget ")
-    slider = alt.param(name="chosen", value=start, bind=bind)
-    sizes = alt.Axis(values=sorted(bought["N"].unique()), format=".2s", labelFlush=False)
-    legend = alt.Legend(
-        title="units of budget", values=steps[::-1], labelExpr="pow(2, datum.value)"
-    )
+    budgets = sorted(bought["budget"].unique(), reverse=True)
     scheme = alt.SchemeParams("viridis", extent=[0, 0.85])  # without its yellow
-    color = alt.Color("doublings:Q", legend=legend).scale(scheme=scheme, reverse=True)
-    base = alt.Chart(rounded(bought)).encode(
-        alt.X("N:Q", title="parameters", axis=sizes).scale(padding=20, **LOG),
-        alt.Y("loss:Q", title="validation loss, nats per piece").scale(
+    sizes = alt.Axis(values=sorted(bought["N"].unique()), format=".2s", labelFlush=False)
+    encoding = {
+        "x": alt.X("N:Q", title="parameters", axis=sizes).scale(padding=30, **LOG),
+        "y": alt.Y("loss:Q", title="validation loss, nats per piece").scale(
             zero=False, nice=False, padding=36
         ),
-        color,
-        opacity=alt.when("datum.doublings == chosen").then(alt.value(1)).otherwise(alt.value(0.6)),
-        detail="doublings:N",
+    }
+    color = alt.Color("budget:O", sort=budgets, title="units of budget").scale(scheme=scheme)
+    passes = bought["passes"].map("{:.1f} passes".format)
+    bought = rounded(
+        bought.assign(early=passes, best="width " + bought["width"].astype(str) + ", " + passes)
     )
-    lowest = base.transform_joinaggregate(lowest="min(loss)", groupby=["doublings"])
-    lowest = lowest.transform_filter("datum.loss == datum.lowest").transform_calculate(
-        best="'width ' + datum.width + ', ' + format(datum.passes, '.1f') + ' passes'"
-    )
-    full = alt.value(1)
+    groups = bought.groupby("budget")
+    best = alt.Chart(bought.loc[groups["loss"].idxmin()]).encode(**encoding)
+    widest = alt.Chart(bought.loc[groups["N"].idxmax()]).encode(**encoding)
     layers = [
-        base.mark_line(point={"filled": True, "size": 50}),
-        lowest.mark_point(size=160, strokeWidth=1.5),
-        lowest.mark_text(dy=18).encode(text="best:N", color=alt.value(INK), opacity=full),
+        alt.Chart(bought).mark_line(point={"size": 50}).encode(**encoding, color=color),
+        best.mark_point(size=160, strokeWidth=1.5).encode(color=color),
+        best.mark_text(dy=18).encode(text="best:N", color=alt.value(INK)),
+        widest.mark_text(dy=-12).encode(text="early:N", color=alt.value(GREY)),
     ]
     return titled(
-        alt.layer(*layers).add_params(slider).properties(width=480, height=320),
+        alt.layer(*layers).properties(width=480, height=320),
         title,
         "Each curve spends one budget; a unit is one pass of width 48. Rings: the best size. "
-        "In Jupyter, a slider sets the budget.",
+        "Grey: the passes of the widest model, which is read early in its schedule.",
         wrap=80,
     )
 
@@ -456,7 +450,7 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
     `places` has the columns N, D and loss, and one for what each law says.
     """
     errors = {f"error of {name}": places["loss"] / places[name] - 1 for name in (law, other)}
-    x = alt.X("D:Q", title="target tokens in the part").scale(padding=12, **LOG)
+    x = alt.X("D:Q", title="target tokens that exist").scale(padding=12, **LOG)
     bare = x.axis(labels=False, title=None, values=TOKEN_TICKS)
     level = {"title": "validation loss, nats per piece", "scale": alt.Scale(zero=False, padding=8)}
     color = alt.Color("N:O", sort="descending").legend(title="parameters", format=".2s")
@@ -468,12 +462,14 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
     farthest = round(max(column.abs().max() for column in errors.values()), 4)
     ruled = x.axis(format="~s", values=TOKEN_TICKS, labelFlush=False)
     for name, below in ((other, bare), (law, ruled)):
-        error = alt.Y(f"error of {name}:Q", title=[name, "misses"]).axis(format="+.0%", tickCount=3)
+        error = alt.Y(f"error of {name}:Q", title=[f"{name} law", "misses"]).axis(
+            format="+.0%", tickCount=3
+        )
         error = error.scale(domain=[-farthest, farthest])
         parts.append(alt.layer(zero, dots.encode(below, error)).properties(height=90))
     return titled(
         alt.vconcat(*[part.properties(width=480) for part in parts]),
-        f"Size gains little when data are few, and only the {law} law says so",
+        f"Size gains less when text is short: the {law} law follows, the {other} law can't",
         f"Dots: means of three seeds. Lines: the {law} law. Below: how far the runs lie above (+) "
         "or below each law.",
         wrap=80,
