@@ -642,7 +642,7 @@ mib = {name: {n: backward_mib(way, n) for n in lengths} for name, way in ways.it
 plain_mib, kernel_mib = (own[2048] for own in mib.values())
 assert round(plain_mib) == 144 and round(kernel_mib) == 16
 figures.kept_for_backward_chart(
-    mib, f"Plain softmax keeps {plain_mib / kernel_mib:.0f} times as much as the kernel at 2,048 tokens"
+    mib, f"At 2,048 tokens softmax keeps {plain_mib / kernel_mib:.0f} times as much as the kernel"
 )
 
 # %% [markdown]
