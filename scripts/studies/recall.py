@@ -31,8 +31,8 @@ A control came later. A larger d enlarges the rest of the model, too, so one pla
 16 × 16 in a model with embeddings of 64, as wide as those of the largest state. One trial with seed
 1 had given 37% at 64 pairs. If the state limits, the control gains less than 10 points there on
 16 × 16 with embeddings of 16; if the rest does, it comes near the 98% of 64 × 64. The rate that its
-sweep chose, 0.04, gave 22% and less with two of three seeds. So the seeds were run with half of it as
-well, the rate of 16 × 16 with embeddings of 16, and the better rate counts.
+sweep chose, 0.04, gave 22% and less with two of three seeds. So the seeds also ran with half of
+it, the rate of 16 × 16 with embeddings of 16, and the better rate counts.
 """
 
 import math
