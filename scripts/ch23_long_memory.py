@@ -658,9 +658,8 @@ figures.kept_for_backward_chart(
 # Chapter 22's record has these layers in a translator of short captions. Windows and linear attention are in both stacks. Latents bring rotary positions: their first row has to beat *rotary*, each further one the row before.
 
 # %%
-said, rows = block_verdicts(), ["grouped-query", "multi-query", "multi-query, across too"]
-rows += ["latent, decoder alone", "latent", "latent, across too", "window of 4", "linear attention"]
-for row in rows:
+said, rows = block_verdicts(), ["grouped-query", "multi-query", "latent, decoder alone", "latent"]
+for row in (*rows, "latent, across too", "window of 4", "linear attention"):
     print(verdict_line(row, said[row], RIVALS_OF_PARTS[row]))
 
 # %% [markdown]

@@ -73,8 +73,8 @@ def brackets_picture(T: int = 100, d: int = 24) -> alt.TopLevelMixin:
     diagram, above, below = Diagram(640, 2 * T + 78), 1.5 * T + 50, T / 2  # the rows' middles
     names, highs, halves = ("Q", "Kᵀ", "V"), (T, d, T), (d / 2, T / 2, d / 2)
     for start, size, made, heading, (first, second, third) in (
-        (50, T, "T × T", "the left bracket: (Q Kᵀ) V", (0, 1, 2)),
-        (380, d, "d × d", "the right bracket: Q (Kᵀ V)", (1, 2, 0)),
+        (50, T, "T × T", "the left bracket", (0, 1, 2)),
+        (380, d, "d × d", "the right bracket", (1, 2, 0)),
     ):
         middles = (start, start + d / 2 + 10 + T / 2, start + d + 20 + T)
         diagram.word(middles[1], 2 * T + 68, heading, "name")
@@ -151,17 +151,18 @@ def recall_chart(
     found = dict.fromkeys(kind for table in tables.values() for kind in table)
     kinds = [kind for kind in MEMORIES if kind in found] or list(found)
     shades = {kind: MEMORY_COLORS.get(kind, PALETTE[i]) for i, kind in enumerate(kinds)}
-    counts = sorted({keys for table in tables.values() for own in table.values() for keys in own})
+    frames = {name: long(table, "memory", "keys", "right") for name, table in tables.items()}
+    counts = sorted(set(pd.concat(frames)["keys"]))
     dashes = [[6, 4] if kind in dashed else [1, 0] for kind in kinds]
-    dash = alt.StrokeDash("memory:N", legend=None).scale(domain=kinds, range=dashes)
+    dash = alt.StrokeDash("memory:N", title=None).scale(domain=kinds, range=dashes)
+    legend = alt.Legend(title=None, symbolType="stroke", symbolSize=300)
+    color = colored("memory", shades, legend=legend)
     drawn = {}
-    for name, table in tables.items():
-        frame = long(table, "memory", "keys", "right")
+    for name, frame in frames.items():
         x = alt.X("keys:Q", title="keys to remember").scale(domain=[counts[0], counts[-1]], **LOG)
         y = alt.Y("right:Q", title="right answers").scale(domain=[0, 1]).axis(format="%")
         size = {"width": 500 // len(tables), "height": 230}
         chart = lines(frame, "keys", "right", "memory", points=True, **size)
-        color = colored("memory", shades, title=None)
         drawn[name] = chart.encode(x.axis(values=counts), y, color, dash)
     return titled(alt.hconcat(*named(drawn)), title, caption)
 
