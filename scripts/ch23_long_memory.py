@@ -79,7 +79,7 @@ torch.set_default_dtype(torch.float64)
 # | of G groups; one group is *multi-query* | $2Gd_k$ | heads share keys: [chapter 22](ch22_todays_block.ipynb) |
 # | a *latent* and a rotary key | $d_c + d_R$ | keys and values are made from a short vector |
 #
-# **Predict.** DeepSeek-V2 (2024) has 236 billion weights, 60 layers and 128 heads of 128. With chapter 2's attention and two bytes a number, how much memory would a text of 100,000 tokens need?
+# **Predict.** DeepSeek-V2 has 236 billion weights, 60 layers and 128 heads of 128. With chapter 2's attention and two bytes a number, how much memory would a text of 100,000 tokens need?
 
 # %%
 H, d_k, S = 128, 128, 100_000
@@ -90,7 +90,7 @@ for kind, numbers in (kept | {"latent": 512 + 64}).items():
 print(f"and its weights: {236e9 * 2 / 2**30:,.0f} GiB")
 
 # %% [markdown]
-# The text would need 366 GiB, nearly as much as the weights. With that model's latents it needs 6.4.
+# The text would need 366 GiB, nearly as much as the weights. With that model's latents it needs 6.4 GiB.
 #
 # All these caches grow with the text. Two ideas stop that. A **window** keeps only the last $w$ tokens. A **state** is one matrix per head, into which all tokens write.
 
@@ -141,7 +141,7 @@ print(f"keys kept: {S * H * d_k / 1e9:.2f} billion")
 # %% [markdown]
 # Moving the query takes less than a hundredth of the work of making the keys. A cache of finished keys would take still less: latents save memory, not work. In training nothing is moved, because keys made once serve all queries. In decoding the values' matrix moves as well, and is applied once after the sum: $\sum_t a_t W^{UV}_i c_t = W^{UV}_i \sum_t a_t c_t$, with attention weights $a_t$.
 #
-# Rotary positions would prevent the move. Between a query at s and a key at t they put a rotation, $q_i^\top R_{t-s} W^{UK}_i c_t$. It differs with the distance, so one moved query can't serve all keys. Therefore positions get a small key of their own, shared by all heads: $k^R_t = R_t W^{KR} h_t$, with $W^{KR}$ $(d_R, D)$. Each head's query gets a part $q^R_i$, turned by $R_s$, and both products are added:
+# Rotary positions would prevent the move. Between a query at s and a key at t they put a rotation, $q_i^\top R_{t-s} W^{UK}_i c_t$. This rotation differs with the distance, so one moved query can't serve all keys. Therefore positions get a small key of their own, shared by all heads: $k^R_t = R_t W^{KR} h_t$, with $W^{KR}$ $(d_R, D)$. Each head's query gets a part $q^R_i$, turned by $R_s$, and both products are added:
 #
 # $$ \text{score} = \frac{q_i\cdot k_{t,i} + q^R_i\cdot k^R_t}{\sqrt{d_k + d_R}} $$
 
@@ -487,7 +487,7 @@ def recall_scores(model: Recaller, length: int = 128, text: str = ONCE) -> dict[
 
 
 # %% [markdown]
-# **Predict.** With d = 16 and texts of 128 tokens, which memories recall 32 pairs? Where each key comes twice, which of softmax, adding and the delta rule answers with the second value? If a state recalls all 32, its size is no limit here.
+# **Predict.** With d = 16 and texts of 128 tokens, which memories recall 32 pairs? Where each key comes twice, which of softmax, adding and the delta rule answers with the second value? If a state recalls all 32, its size is no limit.
 
 # %%
 runs = pd.DataFrame(load_record("recall-pairs")["runs"]).query("seed > 0").reset_index()
@@ -525,12 +525,12 @@ figures.recall_chart(
 # - **Softmax and latents** recall every value. They keep 64 and 16 numbers a token.
 # - **The window** answers while it sees the pair among its 64 tokens, and otherwise guesses.
 # - **A state** of 32 × 32 recalls nearly all values of 8 keys, and of 128 keys about half or fewer.
-# - **The delta rule** gains nothing where each key comes once. Where it comes twice, neither adding nor softmax without positions can know which value was second: about half of their answers are right, or fewer. The delta rule finds it, but replacing isn't free: with 64 keys 46% are right, against 79% with each key once.
+# - **The delta rule** gains nothing where each key comes once. Where it comes twice, neither adding nor softmax without positions can know which value was second: about half of their answers are right, or fewer. The delta rule finds the second value, but replacing isn't free: with 64 keys 46% are right, against 79% with each key once.
 # - **Softmax with positions** isn't in this race. In a test, softmax that prefers near keys finds the second value, too.
 #
 # ### Is it the state's size?
 #
-# A larger d enlarges the rest of the model, too, and a small state may only need more training. We add two controls: a state of 16 × 16 in a model with embeddings of 64 numbers, as in the largest model, and a state of 32 × 32 that is trained for three times the steps. If one of them does as well as the next larger state, the size isn't what limits.
+# A larger d enlarges the rest of the model, too, and a small state may only need more training. We add two controls: a state of 16 × 16 in a model with embeddings of 64 numbers, as in the largest model, and a state of 32 × 32 that is trained for three times the steps. If one of them does as well as the next larger state, the state's size isn't the limit.
 
 # %%
 states = {f"{d} × {d}": mean.loc[ONCE, d, 200, "delta rule"] for d in (16, 32, 64)}
