@@ -399,7 +399,7 @@ ids, _ = recall_texts(1, 13, pairs=4, keys=8, values=10)
 figures.recall_picture(ids[0].tolist(), pairs=4, keys=8)
 
 # %% [markdown]
-# Our model has embeddings, one layer of memory with one head of width d, and a linear layer for the answer. A value must be stored under the key before it, so the model reads each token's embedding beside its predecessor's. There are no positions.
+# Our model has embeddings, a layer of memory with one head of width d, and a linear layer for the answer. A value must be stored under the key before it, so the model reads each token's embedding beside its predecessor's. There are no positions.
 
 
 # %%
@@ -530,7 +530,7 @@ figures.recall_chart(
 #
 # ### Is it the state's size?
 #
-# A larger d enlarges the rest of the model, too, and a small state may only need more training. We add two controls: a state of 16 × 16 in a model with embeddings of 64 numbers, as in the largest model, and a state of 32 × 32 that is trained for three times the steps. If one of them does as well as the next larger state, the state's size isn't the limit.
+# A larger d enlarges all of the model, and a small state may only need more training. We add two controls: a state of 16 × 16 in a model with embeddings of 64 numbers, as in the largest model, and a state of 32 × 32 that is trained for three times the steps. If one of them does as well as the next larger state, the state's size isn't the limit.
 
 # %%
 states = {f"{d} × {d}": mean.loc[ONCE, d, 200, "delta rule"] for d in (16, 32, 64)}
