@@ -417,11 +417,11 @@ class Recaller(nn.Module):
         self.embed = nn.Embedding(keys + values, width)
         nn.init.normal_(self.embed.weight, std=0.3)
         self.query = nn.Linear(2 * width, d, bias=False)  # a token beside its predecessor
-        self.compress, remembered = nn.Identity(), 2 * width
+        self.compress, kept = nn.Identity(), 2 * width
         if kind == "latent":
             remembered = d // 2
             self.compress = nn.Sequential(nn.Linear(2 * width, d // 2, bias=False), RMSNorm(d // 2))
-        self.key, self.value = (nn.Linear(remembered, d, bias=False) for _ in range(2))
+        self.key, self.value = (nn.Linear(kept, d, bias=False) for _ in range(2))
         self.rate = nn.Linear(
             2 * width, 1
         )  # how much a token writes: for adding and the delta rule
