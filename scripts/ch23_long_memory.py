@@ -419,12 +419,10 @@ class Recaller(nn.Module):
         self.query = nn.Linear(2 * width, d, bias=False)  # a token beside its predecessor
         self.compress, kept = nn.Identity(), 2 * width
         if kind == "latent":
-            remembered = d // 2
-            self.compress = nn.Sequential(nn.Linear(2 * width, d // 2, bias=False), RMSNorm(d // 2))
+            kept = d // 2
+            self.compress = nn.Sequential(nn.Linear(2 * width, kept, bias=False), RMSNorm(kept))
         self.key, self.value = (nn.Linear(kept, d, bias=False) for _ in range(2))
-        self.rate = nn.Linear(
-            2 * width, 1
-        )  # how much a token writes: for adding and the delta rule
+        self.rate = nn.Linear(2 * width, 1)  # β: how much a token writes into a state
         self.norm, self.answer = RMSNorm(d), nn.Linear(d, values, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
