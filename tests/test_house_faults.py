@@ -151,7 +151,7 @@ FAULTS = {
     },
     ("ch23_*", "test_ch23_*"): {
         "the online softmax forgets to shrink what it has": ("shrink * mixed +", "mixed +"),
-        "a chunk forgets the state before it": ("q @ state + (q @", "(q @"),
+        "a chunk forgets the state before it": ("queries @ state + (q", "(q"),
         "the delta rule adds": ("value - key @ state if correct", "value if correct"),
     },
     ("ch24_*", "test_ch24_*"): {

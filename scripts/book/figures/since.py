@@ -31,7 +31,8 @@ def cache_growth_chart(
     return titled(
         chart.encode(x.axis(tickCount=5, format=",d")).properties(height=200),
         title,
-        "8 heads of 64 at two bytes a number; 2 groups, latents of 256 + 32, a window of 1,024.",
+        "8 heads of 64, two bytes a number; 2 groups, latents of 256 + 32, a window of 1,024. The "
+        "state, 64 KiB, lies on the axis.",
     )
 
 
@@ -69,22 +70,28 @@ def reach_chart(reaches: Mapping[str, Tensor], title: str) -> alt.ConcatChart:
 
 def brackets_picture(T: int = 100, d: int = 24) -> alt.TopLevelMixin:
     """The two ways to bracket a product of three matrices, drawn to scale."""
-    diagram = Diagram(640, 126)
-    for start, size, pair in ((20, T, (0, 1)), (380, d, (1, 2))):
-        left, middles = start, []
-        for wide, high, name in ((d, T, "Q"), (T, d, "Kᵀ"), (d, T, "V")):
-            middles.append(left + wide / 2)
-            diagram.box(middles[-1], 72 - high / 2, name, "blue", wide / 2, high)
-            left += wide + 10
-        what = "T × T" if size == T else "d × d"
-        diagram.word(sum(middles[i] for i in pair) / 2, 4, f"first these two: {what}")
-        diagram.arrow((left - 6, 72), (left + 16, 72))
-        diagram.box(left + 20 + size / 2, 72 - size / 2, "", "orange", size / 2, size)
+    diagram, above, below = Diagram(640, 2 * T + 78), 1.5 * T + 50, T / 2  # the rows' middles
+    names, highs, halves = ("Q", "Kᵀ", "V"), (T, d, T), (d / 2, T / 2, d / 2)
+    for start, size, made, heading, (first, second, third) in (
+        (50, T, "T × T", "the left bracket", (0, 1, 2)),
+        (380, d, "d × d", "the right bracket", (1, 2, 0)),
+    ):
+        middles = (start, start + d / 2 + 10 + T / 2, start + d + 20 + T)
+        diagram.word(middles[1], 2 * T + 68, heading, "name")
+        places = [(0, above), (1, above), (2, above), (third, below)]
+        for i, y in places:
+            diagram.box(middles[i], y - highs[i] / 2, names[i], "blue", halves[i], highs[i])
+        x = (middles[first] + middles[second]) / 2
+        diagram.box(x, below - size / 2, "", "orange", size / 2, size)
+        diagram.word(x if size == T else x + 34, below, made)
+        for i, side in ((first, -6), (second, 6)):  # from both factors to what they make
+            start_y, end_y = above - highs[i] / 2 - 4, below + size / 2 + 3
+            diagram.arrow((middles[i], start_y), (x + side, end_y))
     return titled(
         diagram.chart(),
         "The same product, with a large or a small intermediate result",
-        "Three matrices, and in orange what is made first. The result is the same, as long as no "
-        "softmax stands in between.",
+        "In orange what is made first, from the two matrices at its arrows. Then the third matrix "
+        "is multiplied. The result is the same, because no softmax stands in between.",
     )
 
 
@@ -95,7 +102,7 @@ def chunks_picture(chunks: int = 4) -> alt.TopLevelMixin:
         y = side * (chunks - 1 - row)
         for column in range(row + 1):
             inside = row == column
-            fill, name = ("blue", "now") if inside else ("orange", "state")
+            fill, name = ("blue", "scores") if inside else ("orange", "state")
             diagram.box(30 + side * (column + 0.5), y, name, fill, side / 2 - 1, side - 2)
         diagram.box(400, y + 8, f"chunk {row}", "blue", 50, 34)
         diagram.box(545, y + 8, f"state {row}", "orange", 50, 34)
@@ -135,22 +142,28 @@ def recall_picture(ids: Sequence[int], pairs: int, keys: int) -> alt.TopLevelMix
 
 
 def recall_chart(
-    tables: Mapping[str, Mapping[str, Mapping[int, float]]], title: str, caption: str
+    tables: Mapping[str, Mapping[str, Mapping[int, float]]],
+    title: str,
+    caption: str,
+    dashed: Sequence[str] = (),
 ) -> alt.TopLevelMixin:
-    """A panel for each table: right answers over the pairs, a curve for each memory."""
+    """A panel for each table: right answers over the keys, a curve for each memory."""
     found = dict.fromkeys(kind for table in tables.values() for kind in table)
     kinds = [kind for kind in MEMORIES if kind in found] or list(found)
     shades = {kind: MEMORY_COLORS.get(kind, PALETTE[i]) for i, kind in enumerate(kinds)}
+    frames = {name: long(table, "memory", "keys", "right") for name, table in tables.items()}
+    counts = sorted(set(pd.concat(frames)["keys"]))
+    dashes = [[6, 4] if kind in dashed else [1, 0] for kind in kinds]
+    dash = alt.StrokeDash("memory:N", title=None).scale(domain=kinds, range=dashes)
+    legend = alt.Legend(title=None, symbolType="stroke", symbolSize=300)
+    color = colored("memory", shades, legend=legend)
     drawn = {}
-    for name, table in tables.items():
-        frame = long(table, "memory", "pairs", "right")
-        counts = sorted(set(frame["pairs"]))
-        x = alt.X("pairs:Q", title="pairs").scale(domain=[counts[0], counts[-1]], **LOG)
+    for name, frame in frames.items():
+        x = alt.X("keys:Q", title="keys to remember").scale(domain=[counts[0], counts[-1]], **LOG)
         y = alt.Y("right:Q", title="right answers").scale(domain=[0, 1]).axis(format="%")
         size = {"width": 500 // len(tables), "height": 230}
-        chart = lines(frame, "pairs", "right", "memory", points=True, **size)
-        color = colored("memory", shades, title=None)
-        drawn[name] = chart.encode(x.axis(values=counts), y, color)
+        chart = lines(frame, "keys", "right", "memory", points=True, **size)
+        drawn[name] = chart.encode(x.axis(values=counts), y, color, dash)
     return titled(alt.hconcat(*named(drawn)), title, caption)
 
 
@@ -174,7 +187,7 @@ def tiles_picture(
     diagram.word(320, 12, "what is kept of earlier tiles shrinks when the maximum rises")
     return titled(
         diagram.chart(),
-        "Tiles come and go; a maximum and a sum stay",
+        "Of all tiles only a maximum and a sum are kept",
         "One query's scores in tiles of two. m is the largest score so far, ℓ the sum of "
         "exp(score − m).",
     )
