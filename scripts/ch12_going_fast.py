@@ -74,7 +74,7 @@ bf16 = multiplies_bf16(torch.device("cpu"))  # has this processor products of 16
 #
 # A *duel* times two programs that compute the same numbers. In each round both run once, and only the ratio of their times counts. If the machine is slow for a round, both times grow, and their ratio stays. If it is slow during one program only, the median of all rounds hardly moves. We count the processor's seconds (`time.process_time`), which leave out other programs.
 #
-# **Your turn.** Write `duel`. Both run once to warm up. Then `before` begins the first round, `after` the second, and so on: the program that runs first leaves data in the processor's cache, which can help or hinder the other.
+# **Your turn.** Write `duel`. Both run once to warm up. Then `before` begins the first round, `after` the second, and so on: the first to run leaves data in the cache, which can help or hinder the other.
 
 
 # %% tags=["yours"]
@@ -173,7 +173,7 @@ show(duel(lap, lap), "the same again", at_least=0.8)
 # | stair | the trick |
 # |---|---|
 # | padded to the longest | a batch is as wide as its longest sentence, not 72 tokens |
-# | sorted by length | a batch has sentences of like length |
+# | sorted by length | a batch has sentences of similar length |
 # | autocast | 16-bit numbers in products |
 # | memory kept | freed memory isn't given back |
 # | fused parts | LayerNorm and Adam in one loop each |
@@ -191,7 +191,7 @@ staircase.lines_chart(stairs := load_record("speed-stairs"))
 # %% [markdown]
 # Fifty-five lines train 15 times as many tokens a second. A thousand more bring a factor of 1.4.
 #
-# The table compares each stair with the one below it: the median of seven rounds, and their range. In the last row the finished program races itself. A gain is *seen* if all seven ratios are larger than each ratio of that row.
+# The table compares each stair with the one below it: median and range of seven rounds. In the last row the finished program races itself. A gain is *seen* if all seven ratios are larger than each ratio of that row.
 
 # %%
 (at_full_size := staircase.stairs_table(stairs))
@@ -207,7 +207,7 @@ staircase.lines_chart(stairs := load_record("speed-stairs"))
 #
 # > **In short.** The cheapest product is the one that isn't computed.
 #
-# The Annotated Transformer pads each sentence to a fixed width, 72 tokens. The model computes padding like words, and throws the results away. If the loss or its gradient changed, a stair would be a mistake: we compare both first.
+# The Annotated Transformer pads each sentence to a fixed width, 72 tokens. The model computes padding like words, and throws the results away. If a stair changed the loss or its gradient, it would be a mistake: we first compare both.
 
 
 # %%
@@ -235,11 +235,11 @@ show(duel(laps(to_longest), laps(in_buckets), 4), "sorted by length", at_least=1
 at_full_size.loc[["padded to the longest", "sorted by length"]]
 
 # %% [markdown]
-# The numbers stay, and both stairs make a lap much faster.
+# Loss and gradient stay, and both stairs make a lap much faster.
 #
 # ## One line: 16 bits
 #
-# > **In short.** Our processor multiplies 16-bit numbers about twice as fast as 32-bit ones. Weights, Adam and the sums inside a product stay in 32 bits.
+# > **In short.** Our processor multiplies 16-bit numbers about twice as fast as 32-bit ones. Weights, Adam and sums inside a product stay in 32 bits.
 #
 # A bfloat16, or *bf16*, is the first half of a float32: it has the same range, but 8 binary digits instead of 24. `torch.autocast` rounds both factors of a product to bf16, and its result. The sums inside a product, LayerNorm and the loss are computed in 32 bits (Micikevicius et al. 2018). So the numbers are the same only up to rounding. Most GPUs and some CPUs (AVX512-BF16, AMX) have such products.
 
@@ -250,13 +250,13 @@ show(duel(laps(in_buckets), laps(in_buckets, half=bf16)), "autocast", 1.1 if bf1
 at_full_size.loc[["autocast"]]
 
 # %% [markdown]
-# Do 16 bits learn as well? In two pairs of trainings the loss was as low, and BLEU on validation 0.1 and 0.9 lower ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). Two pairs can't tell this from chance.
+# Do 16 bits learn as well? In two pairs of trainings the one in 16 bits had as low a loss; its BLEU on validation was 0.1 and 0.9 lower ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). Two pairs can't tell this from chance.
 #
 # ## One call: keep memory
 #
 # > **In short.** The C library gives a large freed tensor's memory back to the operating system. The next tensor gets new pages, and the system clears each of them first.
 #
-# In chapter 11 new pages took most of the loss's time. What do they cost a whole step? glibc, the C library of most Linux systems, can keep freed memory. By default it gives back what is larger than a limit, at most 32 MiB. So we make a batch of 40 pairs, whose logits are larger.
+# In chapter 11 new pages took most of the loss's time. What do they cost a whole step? glibc, the C library of most Linux systems, can keep freed memory. By default it gives back each freed tensor above a limit of at most 32 MiB. So we make a batch of 40 pairs, whose logits are larger.
 #
 # The settings hold for the whole process, and a lap still gets new pages if the lap before gave them back. So each program takes four laps: only the first pays for the other program. If the pages go and the time stays, pages cost little.
 
@@ -333,16 +333,16 @@ at_full_size.loc[["fused parts"]]
 qkv = torch.randn(3, 64, 4, 16, 32, requires_grad=True)  # each (B, H, T, d_k)
 
 
-def plain_attention(p: float) -> None:
+def plain(p: float) -> None:
     attention(*qkv, dropout=partial(F.dropout, p=p))[0].sum().backward()
 
 
-def fused_attention(p: float) -> None:
+def fused(p: float) -> None:
     F.scaled_dot_product_attention(*qkv, dropout_p=p).sum().backward()
 
 
 for p in (0.0, 0.1):
-    show(duel(partial(plain_attention, p), partial(fused_attention, p), 20), f"dropout {p}")
+    show(duel(partial(plain, p), partial(fused, p), 20), f"attention alone, dropout {p}")
 
 # %% [markdown]
 # Without dropout it is faster. With dropout it gains nothing: PyTorch's fused kernel for CPUs has none, so the function falls back to plain operations. We train with dropout, so here it is a **dead end**.
@@ -416,7 +416,7 @@ at_full_size.loc[["dropout from 16 bits"]]
 #
 # $$ \frac{\partial\ell}{\partial z} = P - Y,\qquad \frac{\partial\ell}{\partial X} = (P - Y)\,W,\qquad \frac{\partial\ell}{\partial W} = (P - Y)^\top X $$
 #
-# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. Each row needs its own logits alone. So a loop makes `chunk` rows of logits at a time, overwrites them with $P - Y$, and adds the two products to the gradients.
+# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. A row of these needs its own logits alone. So a loop makes `chunk` rows of logits at a time, overwrites them with $P - Y$, and adds the two products to the gradients.
 #
 # A `Function` is an operation whose backward pass we write ourselves. Its `ctx` keeps what that pass needs: here, the finished gradients.
 #
@@ -464,7 +464,7 @@ smoothed = lambda *leaves: LinearCrossEntropy.apply(*leaves, labels, 0.1, 3)[0] 
 assert torch.autograd.gradcheck(smoothed, leaves)  # chapter 1
 
 # %% [markdown]
-# Now we measure the memory of 1,024 rows, through the loss and its backward pass. **Predict.** How many tensors of the logits' size does the textbook's loss hold at once?
+# We measure the memory of 1,024 rows, forward and backward. **Predict.** How many tensors of the logits' size does the textbook's loss hold at once?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -487,7 +487,7 @@ for name in ("F.cross_entropy", "loss in chunks"):
 at_full_size.loc[["loss in chunks"]]
 
 # %% [markdown]
-# Chunks hardly save time, but nearly half the memory: at full size our finished program takes 443 MiB, and 793 with the textbook's loss ([record](../results/speed-steps.json)). `F.cross_entropy` returns the smoothed loss alone; our training reports the plain one, too.
+# The textbook's loss holds five. Chunks save hardly any time, but nearly half the memory: at full size our finished program takes 443 MiB, and 793 with the textbook's loss ([record](../results/speed-steps.json)). `F.cross_entropy` returns the smoothed loss alone; our training reports the plain one, too.
 #
 # ## Rows instead of rectangles
 #
@@ -612,7 +612,7 @@ staircase.savings(load_record("speed-steps"), "dropout from 16 bits")
 staircase.peers_table(load_record("speed-peers"), load_record("speed-compiled"))
 
 # %% [markdown]
-# Ours is the fastest: the next, x-transformers, takes 1.8 times as long and twice the memory. Ours alone has the fused Adam, which is worth 1% here ([record](../results/speed-steps.json)). x-transformers drops out in fewer places.
+# Ours is the fastest: the next, x-transformers, takes 1.8 times as long and twice the memory. Ours alone has the fused Adam; taken out, it costs no more than chance ([record](../results/speed-steps.json)). x-transformers drops out in fewer places.
 #
 # ## A GPU
 #
@@ -648,7 +648,7 @@ for run in load_record("speedrun-cpu-1")["runs"]:
 # ## Summary
 #
 # - A trick counts if it computes the same numbers, up to rounding, and if its ratios lie beyond the control's.
-# - Begin with what costs few lines: padding, 16 bits, kept memory, fused parts. Then sort, in 26 lines. A thousand more bring a factor of about 1.4.
+# - Begin with what costs few lines: padding, 16 bits, kept memory, fused parts. Then sort, in 26 lines. A thousand more bring about 1.4.
 # - Ask what a fused operation does with *your* settings: on a CPU dropout rules out PyTorch's fast attention.
 # - A trick's factor depends on how long the rest takes.
 # - On a GPU a small model waits for launches: recording a step makes it nine times as fast.
