@@ -72,7 +72,7 @@ bf16 = multiplies_bf16(torch.device("cpu"))  # has this processor products of 16
 #
 # > **In short.** "Faster" is a ratio of two programs' times, taken in turns. A program that races itself shows what chance does to the ratio.
 #
-# A *duel* times two programs that compute the same numbers. In each round both run once, and only the ratio of their times counts. If the machine is slow for a round, both times grow, and their ratio stays. If it is slow during one program only, the median of all rounds hardly moves. We count the processor's seconds (`time.process_time`), which leave out other programs.
+# A *duel* times two programs that compute the same numbers. In each round both run once, and only the ratio of their times counts. If the machine is slow for a round, both times grow, and their ratio stays. If it is slow during one program only, the median of all rounds hardly moves. We count the processor's seconds (`time.process_time`), without other programs'.
 #
 # **Your turn.** Write `duel`. Both run once to warm up. Then `before` begins the first round, `after` the second, and so on: the first to run leaves data in the cache, which can help or hinder the other.
 
@@ -107,7 +107,7 @@ assert "".join(turns) == "ba" + "ba" + "ab" + "ba" and len(ratios) == 3  # warm-
 assert 1.5 < np.median(ratios) < 10, "four times the work"
 
 # %% [markdown]
-# Our programs train chapter 4's model, with one layer on each side, on 96 made-up pairs. A *lap* takes a training step on each batch.
+# The programs train chapter 4's model, one layer on each side, on 96 made-up pairs. A *lap* takes a training step on each batch.
 
 
 # %%
@@ -183,7 +183,7 @@ show(duel(lap, lap), "the same again", at_least=0.8)
 # | products by hand | 16 bits between products, too |
 # | C | loops of our own for small operations |
 #
-# We raced these programs at *full size*: chapter 9's model on Multi30k, on one thread (`python -m scripts.studies.race_training stairs --save`). **Predict.** Which three stairs gain most?
+# We raced them at *full size*: chapter 9's model on Multi30k, on one thread (`python -m scripts.studies.race_training stairs --save`). **Predict.** Which three stairs gain most?
 
 # %%
 staircase.lines_chart(stairs := load_record("speed-stairs"))
@@ -201,7 +201,7 @@ staircase.lines_chart(stairs := load_record("speed-stairs"))
 #
 # (From *fused parts* on, the race runs our fast path, `scripts/fast`. With it on both sides *fused parts* gain 1.15.)
 #
-# Each section now explains a stair, times it or its main part on a small model, and ends with the stair's row.
+# Each section now explains a stair, times it or its main part on a small model, and ends with its row.
 #
 # ## Padding
 #
@@ -602,7 +602,7 @@ at_full_size.loc[["C"]]
 staircase.savings(load_record("speed-steps"), "dropout from 16 bits")
 
 # %% [markdown]
-# It saves about 90 milliseconds of both. **The shorter the step, the larger the factor.** (C's dropout needs these bits, so both rows count that loop, too.)
+# It saves about 90 milliseconds of both. **The shorter the step, the larger the factor.** (C's dropout needs these bits, so both rows count its loop.)
 #
 # ### Against others
 #
