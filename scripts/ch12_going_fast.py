@@ -220,11 +220,11 @@ def loss_and_norm(model: nn.Module, batches: list[Batch]) -> list[float]:
 
 
 # %%
-def padded(ids: Tensor, width: int) -> Tensor:
+def widened(ids: Tensor, width: int) -> Tensor:
     return F.pad(ids, (0, width - ids.size(1)), value=PAD)
 
 
-to_72 = [Batch(padded(b.src, 72), padded(b.full, 73)) for b in to_longest]  # targets lose a token
+to_72 = [Batch(widened(b.src, 72), widened(b.full, 73)) for b in to_longest]  # targets lose a token
 in_buckets = [make_batch([pairs[i] for i in ids]) for ids in token_batches(pairs, 700, rng)]
 sums = [loss_and_norm(live_model(), batches) for batches in (to_longest, to_72, in_buckets)]
 assert np.allclose(sums, expected := sums[0], rtol=1e-5)
@@ -333,16 +333,17 @@ at_full_size.loc[["fused parts"]]
 qkv = torch.randn(3, 64, 4, 16, 32, requires_grad=True)  # each (B, H, T, d_k)
 
 
-def plain(p: float) -> None:
+def attention_by_parts(p: float) -> None:
     attention(*qkv, dropout=partial(F.dropout, p=p))[0].sum().backward()
 
 
-def fused(p: float) -> None:
+def fused_attention(p: float) -> None:
     F.scaled_dot_product_attention(*qkv, dropout_p=p).sum().backward()
 
 
 for p in (0.0, 0.1):
-    show(duel(partial(plain, p), partial(fused, p), 20), f"attention alone, dropout {p}")
+    ratios = duel(partial(attention_by_parts, p), partial(fused_attention, p), 20)
+    show(ratios, f"attention alone, dropout {p}")
 
 # %% [markdown]
 # Without dropout it is faster. With dropout it gains nothing: PyTorch's fused kernel for CPUs has none, so the function falls back to plain operations. We train with dropout, so here it is a **dead end**.
