@@ -326,7 +326,7 @@ show(duel(laps(in_buckets, half=bf16), with_fused, 10), "fused parts")
 at_full_size.loc[["fused parts"]]
 
 # %% [markdown]
-# Attention has a fused form, too: `F.scaled_dot_product_attention`. On a GPU it can be FlashAttention (Dao et al. 2022), which never stores the scores. **Predict.** What does it gain here, without dropout and with it?
+# Attention has a fused form: `F.scaled_dot_product_attention`. On a GPU it can be FlashAttention (Dao et al. 2022), which never stores the scores. **Predict.** What does it gain here, without dropout and with it?
 
 
 # %%
@@ -364,7 +364,7 @@ else:
     print("duel: skipped, as there is no C++ compiler")
 
 # %% [markdown]
-# LayerNorm and ReLU become one pass, many times as fast. Dropout gets *slower*: the C++ makes its random numbers one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). And a whole step? Of the four programs in *Against others*, below, two get slower and none clearly faster.
+# LayerNorm and ReLU become one pass, many times as fast. Dropout gets *slower*: the C++ makes its random numbers one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). And a whole step? Of the four programs in *Against others* two get slower and none clearly faster.
 #
 # ## What dropout costs
 #
@@ -419,7 +419,7 @@ at_full_size.loc[["dropout from 16 bits"]]
 #
 # with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. A row of these needs its own logits alone. So a loop makes `chunk` rows of logits at a time, overwrites them with $P - Y$, and adds the two products to the gradients.
 #
-# A `Function` is an operation whose backward pass we write ourselves. Its `ctx` keeps what that pass needs: here, the finished gradients.
+# A `Function` is an operation whose backward pass we write ourselves. Its `ctx` keeps what that pass needs: the finished gradients.
 #
 # **Your turn.** Write `forward`.
 
