@@ -55,7 +55,7 @@ from torch import Tensor, nn
 from scripts import ROOT
 from scripts.book.exercises import check
 from scripts.book.figures import staircase
-from scripts.book.instruments import alive_bytes
+from scripts.book.instruments import alive_bytes, new_pages
 from scripts.book.records import load_record
 from scripts.ch01_attention import attention
 from scripts.ch04_encoder_decoder import EncoderDecoder, LayerNorm, make_model
@@ -70,11 +70,11 @@ bf16 = multiplies_bf16(torch.device("cpu"))  # has this processor products of 16
 # %% [markdown]
 # ## Two programs in turn
 #
-# > **In short.** "Faster" is a ratio of two programs' times, taken in turns. A program that races itself shows what chance does.
+# > **In short.** "Faster" is a ratio of two programs' times, taken in turns. A program that races itself shows what chance does to the ratio.
 #
-# A *duel* times two programs that compute the same numbers. In each round both run once, and only the ratio of their times counts. A slow spell that hits both cancels in the ratio; a round that only one lost hardly moves the median. We count the processor's seconds (`time.process_time`), not the clock's: other programs matter less.
+# A *duel* times two programs that compute the same numbers. In each round both run once, and only the ratio of their times counts. If the machine is slow for a round, both times grow, and their ratio stays. If it is slow during one program only, the median of all rounds hardly moves. We count the processor's seconds (`time.process_time`), without other programs'.
 #
-# **Your turn.** Write `duel`. Both run once to warm up. Then `before` begins the first round, `after` the second, and so on: whoever runs first leaves data in the cache, which can help or hinder the second.
+# **Your turn.** Write `duel`. Both run once to warm up. Then `before` begins the first round, `after` the second, and so on: the first to run leaves data in the cache, which can help or hinder the other.
 
 
 # %% tags=["yours"]
@@ -95,13 +95,19 @@ def duel(before: Callable, after: Callable, rounds: int = 6) -> list[float]:
 
 # %%
 turns = []
-work = lambda name, size: (turns.append(name), sum(range(size)))  # noqa: E731
-ratios = duel(partial(work, "b", 400_000), partial(work, "a", 100_000), rounds=3)
+
+
+def count_up(name: str, size: int) -> None:
+    turns.append(name)
+    sum(range(size))
+
+
+ratios = duel(partial(count_up, "b", 400_000), partial(count_up, "a", 100_000), rounds=3)
 assert "".join(turns) == "ba" + "ba" + "ab" + "ba" and len(ratios) == 3  # warm-up, then rounds
 assert 1.5 < np.median(ratios) < 10, "four times the work"
 
 # %% [markdown]
-# The contenders train chapter 4's model, with one layer on each side, on 96 made-up pairs as long as Multi30k's. A *lap* takes an optimizer step on each batch.
+# The programs train chapter 4's model, one layer on each side, on 96 made-up pairs. A *lap* takes a training step on each batch.
 
 
 # %%
@@ -138,7 +144,7 @@ def laps(batches, model=None, half=False, fused=None) -> Callable[[], None]:
 
 
 # %% [markdown]
-# First the **control**. **Predict.** How far from 1 are the ratios of a program against itself?
+# First the **control**: a program races itself. A median far from 1 would mean that `duel` favours one side. **Predict.** How far from 1 are the ratios?
 
 
 # %%
@@ -152,54 +158,56 @@ def show(ratios: list[float], what: str, at_least: float = 0.0) -> None:
 rng = random.Random(0)
 pairs = [random_pair(rng) for _ in range(96)]
 to_longest = [make_batch(pairs[i : i + 32]) for i in (0, 32, 64)]
-show(duel(lap := laps(to_longest[:1]), lap), "the same again", at_least=0.8)
+lap = laps(to_longest[:1])
+show(duel(lap, lap), "the same again", at_least=0.8)
 
 # %% [markdown]
-# The median is near 1, and the range shows what chance does.
+# The median is near 1: `duel` favours neither side. The range shows what chance does.
 #
 # ## The staircase
 #
-# > **In short.** A trick gains speed and costs lines of code: a map shows both.
+# > **In short.** A trick gains speed and costs lines of code. The first 55 lines gain far more than the next thousand.
 #
-# Each stair changes one thing of the program below it; only *fused parts* also moves to our fast path, `scripts/fast`:
+# Each stair adds one trick to the program below it:
 #
-# | stair | what changes |
+# | stair | the trick |
 # |---|---|
-# | padded to the longest | a batch is as wide as its longest sentence, not 72 tokens, and holds more sentences |
-# | sorted by length | a batch has sentences of like length |
-# | autocast | products of 16-bit numbers |
+# | padded to the longest | a batch is as wide as its longest sentence, not 72 tokens |
+# | sorted by length | a batch has sentences of similar length |
+# | autocast | 16-bit numbers in products |
 # | memory kept | freed memory isn't given back |
 # | fused parts | LayerNorm and Adam in one loop each |
-# | dropout from 16 bits | cheaper random numbers |
-# | loss in chunks | the logits are never all there |
+# | dropout from 16 bits | fewer random bits |
+# | loss in chunks | the logits are never all in memory |
 # | rows | no padding outside attention |
 # | products by hand | 16 bits between products, too |
 # | C | loops of our own for small operations |
 #
-# We raced them at *full size*: chapter 9's model on Multi30k, on one thread (`python -m scripts.studies.race_training stairs --save`). **Predict.** Place your bets: which three stairs gain most, and which gain nothing that one can see?
+# We raced them at *full size*: chapter 9's model on Multi30k, on one thread (`python -m scripts.studies.race_training stairs --save`). **Predict.** Which three stairs gain most?
 
 # %%
 staircase.lines_chart(stairs := load_record("speed-stairs"))
 
 # %% [markdown]
-# Fifty-five lines train more than ten times as many tokens a second; nearly half of them are chapter 7's `token_batches`. About a thousand more lines make it about 1.4 times as fast again. (A third of these is `fast.py`, through which the race runs all stairs from *fused parts* on.)
+# Fifty-five lines train 15 times as many tokens a second. A thousand more bring a factor of 1.4.
 #
-# The next table compares each stair with the one below it: median and range of seven rounds. *Fused parts, within scripts/fast* is the same stair with the fast path on both sides. The last row is the control, the finished program against itself. A gain or a loss is *seen* if all seven rounds lie beyond the control's range.
+# The table compares each stair with the one below it: median and range of seven rounds. In the last row the finished program races itself. A gain is *seen* if all seven ratios are larger than each ratio of that row.
 
 # %%
-added = staircase.stairs_table(stairs)
-added
+(at_full_size := staircase.stairs_table(stairs))
 
 # %% [markdown]
-# Padding to the longest, 16 bits and sorting gain most. Where the table says *no*, chance could do as much.
+# Padding to the longest, 16 bits and sorting gain most. Where the table says *no*, chance alone could do as much.
 #
-# Each section now explains a stair, times it or its main part live, and ends with its row.
+# (From *fused parts* on, the race runs our fast path, `scripts/fast`. With it on both sides *fused parts* gain 1.15.)
+#
+# Each section now explains a stair, times it or its main part on a small model, and ends with its row.
 #
 # ## Padding
 #
-# > **In short.** The cheapest product is the one that you don't compute.
+# > **In short.** The cheapest product is the one that isn't computed.
 #
-# The Annotated Transformer pads each pair to a fixed width, 72. The first stair pads to the batch's longest sentence; the second sorts.
+# The Annotated Transformer pads each sentence to a fixed width, 72 tokens. The model computes padding like words, and throws the results away. If a stair changed the loss or its gradient, it would be a mistake: we first compare both.
 
 
 # %%
@@ -212,36 +220,45 @@ def loss_and_norm(model: nn.Module, batches: list[Batch]) -> list[float]:
 
 
 # %%
-pad_to = lambda ids, width: F.pad(ids, (0, width - ids.size(1)))  # noqa: E731
-to_72 = [Batch(pad_to(b.src, 72), pad_to(b.full, 73)) for b in to_longest]  # targets lose a token
+def widened(ids: Tensor, width: int) -> Tensor:
+    return F.pad(ids, (0, width - ids.size(1)), value=PAD)
+
+
+to_72 = [Batch(widened(b.src, 72), widened(b.full, 73)) for b in to_longest]  # targets lose a token
 in_buckets = [make_batch([pairs[i] for i in ids]) for ids in token_batches(pairs, 700, rng)]
 sums = [loss_and_norm(live_model(), batches) for batches in (to_longest, to_72, in_buckets)]
-assert np.allclose(sums, sums[0], rtol=1e-5)
+assert np.allclose(sums, expected := sums[0], rtol=1e-5)
+
+# %%
 show(duel(laps(to_72), laps(to_longest), 3), "padded to the longest", at_least=1.5)
 show(duel(laps(to_longest), laps(in_buckets), 4), "sorted by length", at_least=1.1)
-added.loc[["padded to the longest", "sorted by length"]]
+at_full_size.loc[["padded to the longest", "sorted by length"]]
 
 # %% [markdown]
+# Loss and gradient stay, and both stairs make a lap much faster.
+#
 # ## One line: 16 bits
 #
-# > **In short.** Where a processor has products of 16-bit numbers, they take half the time or less. Weights, Adam and sums inside products stay in 32 bits.
+# > **In short.** Our processor multiplies 16-bit numbers about twice as fast as 32-bit ones. Weights, Adam and sums inside a product stay in 32 bits.
 #
-# A bfloat16, or *bf16*, is the first half of a float32: the same range, but 8 binary digits instead of 24. `torch.autocast` rounds both factors of a product to it, and the result. Sums inside a product, LayerNorm and the loss are computed in 32 bits (Micikevicius et al. 2018). So the numbers are the same only up to rounding. Most GPUs and some CPUs (AVX512-BF16, AMX) can do it.
+# A bfloat16, or *bf16*, is the first half of a float32: it has the same range, but 8 binary digits instead of 24. `torch.autocast` rounds both factors of a product to bf16, and its result. The sums inside a product, LayerNorm and the loss are computed in 32 bits (Micikevicius et al. 2018). So the numbers are the same only up to rounding. Most GPUs and some CPUs (AVX512-BF16, AMX) have such products.
 
 # %%
 with torch.autocast("cpu", torch.bfloat16):
-    assert np.allclose(loss_and_norm(live_model(), in_buckets), sums[0], rtol=0.01)
+    assert np.allclose(loss_and_norm(live_model(), in_buckets), expected, rtol=0.01)
 show(duel(laps(in_buckets), laps(in_buckets, half=bf16)), "autocast", 1.1 if bf16 else 0.8)
-added.loc[["autocast"]]
+at_full_size.loc[["autocast"]]
 
 # %% [markdown]
-# Do 16 bits learn as well? We trained chapter 9's `small` in both precisions, twice ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). The loss is as low. BLEU by beam search is 0.1 and 0.9 lower on validation, and 0 to 0.4 on the test sets. Two pairs can't rule out chance.
+# Do 16 bits learn as well? In two pairs of trainings the one in 16 bits had as low a loss; its BLEU on validation was 0.1 and 0.9 lower ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). Two pairs can't tell this from chance.
 #
 # ## One call: keep memory
 #
-# > **In short.** The C library gives a large freed tensor back to the operating system. The next one gets fresh pages, each zeroed first.
+# > **In short.** The C library gives a large freed tensor's memory back to the operating system. The next tensor gets new pages, and the system clears each of them first.
 #
-# glibc, the C library of most Linux systems, can keep what is freed. Its settings hold for the whole process, so the duel switches them back and forth. `USUAL` has its defaults, but the two limits that it raises by itself are at their highest.
+# In chapter 11 new pages took most of the loss's time. What do they cost a whole step? glibc, the C library of most Linux systems, can keep freed memory. By default it gives back each freed tensor above a limit of at most 32 MiB. So we make a batch of 40 pairs, whose logits are larger.
+#
+# The settings hold for the whole process, and a lap still gets new pages if the lap before gave them back. So each program takes four laps: only the first pays for the other program. If the pages go and the time stays, pages cost little.
 
 
 # %%
@@ -256,20 +273,30 @@ def keep_memory(settings: dict[int, int] = KEPT) -> bool:
 
 
 # %%
-lap = laps(in_buckets, half=bf16)
-ratios = duel(lambda: (keep_memory(USUAL), lap()), lambda: (keep_memory(), lap()))
-keep_memory()  # for the rest of the chapter
-show(ratios, "memory kept", at_least=0.8)
-added.loc[["memory kept"]]
+lap = laps([make_batch(pairs[:40])], half=bf16)
+
+
+def four_laps(settings: dict[int, int]) -> None:
+    keep_memory(settings)
+    for _ in range(4):
+        lap()
+
+
+as_usual, with_memory_kept = partial(four_laps, USUAL), partial(four_laps, KEPT)
+show(duel(as_usual, with_memory_kept, rounds=3), "memory kept", at_least=0.8)
+pages = {"memory kept": new_pages(with_memory_kept), "as usual": new_pages(as_usual)}
+print(f"duel: new pages in four laps: {pages}")
+assert not keep_memory() or pages["memory kept"] < pages["as usual"] / 2  # and memory stays kept
+at_full_size.loc[["memory kept"]]
 
 # %% [markdown]
-# Live, one run of this cell gave 1.4, another 1.0. At full size all programs share a process, so one may use what another has kept. In an [older race](../results/speed-peers.json), with a process each and two threads, the textbook in 16 bits became about 1.27 times as fast, and took 16% more memory.
+# With memory kept the new pages go, and the laps are faster. The price: at full size the textbook's process takes 15% more memory ([record](../results/speed-peers.json)).
 #
 # ## PyTorch's fused parts
 #
-# > **In short.** A *kernel* is one compiled loop over a tensor. An operation of five kernels reads and writes its numbers five times; one kernel does so once.
+# > **In short.** A *kernel* is one compiled loop over a tensor. Five kernels read and write their numbers five times; one *fused* kernel does so once.
 #
-# Chapter 4's LayerNorm reads or writes a tensor nine times. `F.layer_norm` is one kernel: it does everything while a row is in the cache. `Adam(fused=True)` updates all weights in one pass.
+# Chapter 4's LayerNorm takes five kernels, which read or write a tensor nine times. `F.layer_norm` is one kernel: it does everything while a vector is in the cache. `Adam(fused=True)` updates all weights in one pass.
 
 
 # %%
@@ -289,49 +316,61 @@ class FusedNorm(LayerNorm):
 
 
 # %%
-fused_model = lambda: become(live_model(), LayerNorm, FusedNorm)  # noqa: E731
-assert np.allclose(loss_and_norm(fused_model(), in_buckets), sums[0], rtol=1e-5)
+def fused_model() -> EncoderDecoder:
+    return become(live_model(), LayerNorm, FusedNorm)
+
+
+assert np.allclose(loss_and_norm(fused_model(), in_buckets), expected, rtol=1e-5)
 with_fused = laps(in_buckets, fused_model(), half=bf16, fused=True)
 show(duel(laps(in_buckets, half=bf16), with_fused, 10), "fused parts")
-added.loc[["fused parts", "fused parts, within scripts/fast"]]
+at_full_size.loc[["fused parts"]]
 
 # %% [markdown]
-# Attention has a fused form, too, `scaled_dot_product_attention`. **Predict.** What does it gain here?
+# Attention has a fused form: `F.scaled_dot_product_attention`. On a GPU it can be FlashAttention (Dao et al. 2022), which never stores the scores. **Predict.** What does it gain here, without dropout and with it?
+
 
 # %%
 qkv = torch.randn(3, 64, 4, 16, 32, requires_grad=True)  # each (B, H, T, d_k)
-plain = lambda: attention(*qkv, dropout=F.dropout)[0].sum().backward()  # noqa: E731
-fused = lambda: F.scaled_dot_product_attention(*qkv, dropout_p=0.5).sum().backward()  # noqa: E731
-show(duel(plain, fused), "attention, alone")
+
+
+def attention_by_parts(p: float) -> None:
+    attention(*qkv, dropout=partial(F.dropout, p=p))[0].sum().backward()
+
+
+def fused_attention(p: float) -> None:
+    F.scaled_dot_product_attention(*qkv, dropout_p=p).sum().backward()
+
+
+for p in (0.0, 0.1):
+    ratios = duel(partial(attention_by_parts, p), partial(fused_attention, p), 20)
+    show(ratios, f"attention alone, dropout {p}")
 
 # %% [markdown]
-# It gains nothing: a **dead end**. On a GPU, in 16 bits and without a mask of one's own, the function is FlashAttention (Dao et al. 2022), which keeps no scores in memory. Its kernel for CPUs has no dropout, so here it falls back to plain operations.
+# Without dropout it is faster. With dropout it gains nothing: PyTorch's fused kernel for CPUs has none, so the function falls back to plain operations. We train with dropout, so here it is a **dead end**.
 #
 # ## `torch.compile`
 #
-# > **In short.** PyTorch's compiler fuses small operations by itself, in one line.
+# > **In short.** PyTorch's compiler fuses small operations by itself, in one line. But on a CPU it makes dropout slower.
 #
-# `torch.compile(f)` records the operations of `f`, and writes and compiles C++ that does them in few passes. Our whole step takes it a minute or two, so here is a piece: LayerNorm, ReLU and dropout. **Predict.** Which of two rates of dropout, 0 and 0.1, gains more?
-
+# `torch.compile(f)` records the operations of `f`, then writes and compiles C++ that does them in few passes. A whole step takes it a minute or two, so here are two pieces. **Predict.** Which gains more: LayerNorm with ReLU, or dropout?
 
 # %%
 norm, x = LayerNorm(512).requires_grad_(False), torch.randn(1024, 512)
-piece = lambda x, p: F.dropout(norm(x).relu(), p)  # noqa: E731
+pieces = {"LayerNorm and ReLU": lambda: norm(x).relu(), "dropout": lambda: F.dropout(x, 0.1)}
 if shutil.which("g++"):
-    compiled = torch.compile(piece)
-    for p in (0.0, 0.1):
-        show(duel(partial(piece, x, p), partial(compiled, x, p), 20), f"compiled, dropout {p}")
+    for name, piece in pieces.items():
+        show(duel(piece, torch.compile(piece), 20), f"{name}, compiled")
 else:
     print("duel: skipped, as there is no C++ compiler")
 
 # %% [markdown]
-# Without dropout the single pass is several times as fast. With dropout most of the gain is lost: random numbers take most of the time, and the C++ makes them one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)).
+# LayerNorm and ReLU become one pass, many times as fast. Dropout gets *slower*: the C++ makes its random numbers one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). And a whole step? Of the four programs in *Against others* two get slower and none clearly faster.
 #
 # ## What dropout costs
 #
-# > **In short.** On our AMD processors dropout spends most of its time on making random numbers.
+# > **In short.** Dropout needs only a yes or a no for each number: 16 random bits are enough.
 #
-# A mask needs only a yes or a no. So we have `random_` make 64 bits at once, and cut them into four numbers of 16. An entry is dropped if its number is among the $p\cdot 65{,}536$ lowest, rounded.
+# We have `random_` make 64 bits at once, and cut them into four numbers of 16. An entry is dropped if its number is among the $p\cdot 65{,}536$ lowest, rounded.
 
 
 # %%
@@ -362,25 +401,25 @@ class BitDropout(nn.Dropout):
 x, drop, from_bits = torch.ones(1000, 1000), nn.Dropout(0.25), BitDropout(0.25)
 dropped = from_bits(x)
 assert abs((dropped == 0).double().mean() - 0.25) < 0.003 and abs(dropped.mean() - 1) < 0.005
-show(duel(partial(drop, x), partial(from_bits, x), 20), "a mask, alone")
+show(duel(partial(drop, x), partial(from_bits, x), 20), "dropout alone, from 16 bits")
 with_bits = laps(in_buckets, become(fused_model(), nn.Dropout, BitDropout), bf16, fused=True)
 show(duel(with_fused, with_bits, 10), "dropout from 16 bits")
-added.loc[["dropout from 16 bits"]]
+at_full_size.loc[["dropout from 16 bits"]]
 
 # %% [markdown]
-# Dropout is a small part of a step, so little of this gain is left.
+# On our AMD processors dropout becomes several times as fast, so most of its time went into random numbers. Dropout is a small part of a step, so the step gains less.
 #
 # ## Memory: a loss that never holds all logits
 #
-# > **In short.** The logits are the largest tensor of the step. Make a few rows at a time, and overwrite them. That saves memory, not time.
+# > **In short.** The logits are the largest tensor of a step. Make a few rows of them at a time, and overwrite them. That saves memory, not time.
 #
 # For 2,048 targets and 8,192 words the logits $z = XW^\top + b$ take 64 MiB. The gradients of the smoothed loss (chapter 6) are:
 #
 # $$ \frac{\partial\ell}{\partial z} = P - Y,\qquad \frac{\partial\ell}{\partial X} = (P - Y)\,W,\qquad \frac{\partial\ell}{\partial W} = (P - Y)^\top X $$
 #
-# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. Each row adds its own part, which needs its own logits alone. So a loop makes `chunk` rows of logits at a time, overwrites them with $P - Y$, and adds the products to the gradients.
+# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. A row of these needs its own logits alone. So a loop makes `chunk` rows of logits at a time, overwrites them with $P - Y$, and adds the two products to the gradients.
 #
-# A `Function` is an operation whose backward pass we write ourselves; `ctx` keeps what it needs: here, the gradients themselves.
+# A `Function` is an operation whose backward pass we write ourselves. Its `ctx` keeps what that pass needs: the finished gradients.
 #
 # **Your turn.** Write `forward`.
 
@@ -419,40 +458,43 @@ class LinearCrossEntropy(torch.autograd.Function):
 # %%
 shapes, labels = ((7, 4), (11, 4), (11,)), torch.tensor([3, 1, 10, 2, 5, 5, 9])
 leaves = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-in_chunks = lambda *w: LinearCrossEntropy.apply(*w, labels, 0.1, 3)  # noqa: E731
-torch.testing.assert_close(in_chunks(*leaves), LabelSmoothing(0.1)(F.linear(*leaves), labels))
-assert torch.autograd.gradcheck(lambda *w: in_chunks(*w)[0], leaves)  # chapter 1
+
+in_chunks = LinearCrossEntropy.apply(*leaves, labels, 0.1, 3)
+torch.testing.assert_close(in_chunks, LabelSmoothing(0.1)(F.linear(*leaves), labels))
+smoothed = lambda *leaves: LinearCrossEntropy.apply(*leaves, labels, 0.1, 3)[0]  # noqa: E731
+assert torch.autograd.gradcheck(smoothed, leaves)  # chapter 1
 
 # %% [markdown]
-# Now memory, through loss and backward pass, for 1,024 rows. **Predict.** How many tensors of 32 MiB, the logits' size, does the textbook hold at once?
+# We measure the memory of 1,024 rows, forward and backward. **Predict.** How many tensors of the logits' size does the textbook's loss hold at once?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
 x, labels = torch.randn(1024, 128, requires_grad=True), torch.arange(1, 1025)
 proj = live_model().generator.proj
 library_loss = partial(F.cross_entropy, label_smoothing=0.1, reduction="sum")
-ways = {
+losses = {
     "textbook": lambda: LabelSmoothing()(proj(x), labels)[0],
     "F.cross_entropy": lambda: library_loss(proj(x), labels),
     "loss in chunks": lambda: LinearCrossEntropy.apply(x, *proj.parameters(), labels, 0.1, 256)[0],
 }
-backward = lambda way: ways[way]().backward()  # noqa: E731
-staircase.memory_chart({way: alive_bytes(backward, way) for way in ways}, 1024 * VOCAB * 4)
+backward = lambda name: losses[name]().backward()  # noqa: E731
+held = {name: alive_bytes(backward, name) for name in losses}
+staircase.memory_chart(held, logits=1024 * VOCAB * 4)
 
 # %%
-for way in ("F.cross_entropy", "loss in chunks"):
-    torch.testing.assert_close(ways[way](), ways["textbook"](), rtol=1e-5, atol=0.0)
-    show(duel(partial(backward, "textbook"), partial(backward, way), rounds=4), way + ", alone")
-added.loc[["loss in chunks"]]
+for name in ("F.cross_entropy", "loss in chunks"):
+    torch.testing.assert_close(losses[name](), losses["textbook"](), rtol=1e-5, atol=0.0)
+    show(duel(partial(backward, "textbook"), partial(backward, name), rounds=4), f"{name}, alone")
+at_full_size.loc[["loss in chunks"]]
 
 # %% [markdown]
-# Chunks save hardly any time, and nearly half the memory: the finished program takes 443 MiB, and 793 with the textbook's loss ([record](../results/speed-steps.json)). In time `F.cross_entropy` wins, but it returns the smoothed loss alone; our training also reports the plain one.
+# The textbook's loss holds five. Chunks save hardly any time, but nearly half the memory: at full size our finished program takes 443 MiB, and 793 with the textbook's loss ([record](../results/speed-steps.json)). `F.cross_entropy` returns the smoothed loss alone; our training reports the plain one, too.
 #
 # ## Rows instead of rectangles
 #
-# > **In short.** Only attention and positions need to know where sentences begin. Give all else a plain list of tokens, and padding is gone.
+# > **In short.** Only attention and positions need to know where a sentence begins. All other layers can take a list of real tokens, without padding.
 #
-# Sorting leaves some padding, and where the order is given, one can't sort. So a batch becomes rows (N, D), one for each real token: chapter 4's layers take them as they are. Attention alone spreads them into a rectangle, and gathers them again.
+# Sorting leaves some padding, and sometimes the order is given. So a batch becomes rows (N, D), one for each real token. Chapter 4's layers take them as they are. Attention alone spreads them into a rectangle, and gathers them again.
 #
 # **Your turn.** Write `Layout`.
 
@@ -494,21 +536,22 @@ assert cells[1, 0].equal(x[2]) and not cells[~real].any() and layout.gather(cell
 # %%
 layout = Layout(real := to_longest[0].tgt_y != PAD)
 layer, cells = live_model().eval().encoder.layers[0].feed_forward, torch.randn(*layout.shape, 128)
+
 by_rows = lambda: layout.spread(layer(layout.gather(cells)))  # noqa: E731
 torch.testing.assert_close(layout.gather(by_rows()), layout.gather(layer(cells)))
 ratios = duel(lambda: layer(cells).sum().backward(), lambda: by_rows().sum().backward())
 print(f"padding: {1 - real.double().mean():.0%} here, {stairs['padding']['rows']:.1%} at full size")
 show(ratios, "a feed-forward layer alone, by rows")
-added.loc[["rows", "products by hand"]]
+at_full_size.loc[["rows", "products by hand"]]
 
 # %% [markdown]
-# The live batch is in random order. At full size sorting has left little padding. *Products by hand*, `LinearProduct` in [`scripts/fast`](../scripts/fast/fast.py), keeps rows in 16 bits where autocast converts back and forth. C builds on both.
+# This batch isn't sorted, so rows gain much. At full size sorting has left hardly any padding. *Products by hand*, `LinearProduct` in [`scripts/fast`](../scripts/fast/fast.py), keeps rows in 16 bits where autocast converts back and forth. Neither gains alone; C builds on both.
 #
 # ## Last, C
 #
-# > **In short.** Where no library has the loop that you need, write it. It is the most code for the gain, so it comes last.
+# > **In short.** Where no library has the loop that you need, write it. It takes the most code for its gain, so it comes last.
 #
-# `BitDropout` makes bits, compares, converts and multiplies twice: five passes, and a mask kept for the backward pass. A loop of our own needs one pass and no mask, and draws several numbers at once. It is in [`passes.c`](../scripts/fast/passes.c):
+# `BitDropout` makes bits, compares, converts and multiplies twice: five passes, and a mask kept for the backward pass. A loop of our own needs one pass and no mask. It is in [`passes.c`](../scripts/fast/passes.c):
 
 # %%
 source = ROOT / "scripts" / "fast" / "passes.c"
@@ -518,7 +561,7 @@ print(code[start : code.index("\n}\n", start) + 2])
 # %% [markdown]
 # `draw` makes the bits from a seed and the block's number `b` alone (Salmon et al. 2011). So the backward pass draws the *same* bits again, and nothing is kept. `gate` and `more` are for ReLU and the residual; here they are null. `PARALLEL` lets threads share the blocks. `SIMD` lets the processor compute 8 or 16 numbers at once.
 #
-# A C function is a call away: compile the file, load it, pass addresses.
+# To call C, compile the file, load it, and pass addresses:
 
 
 # %%
@@ -545,51 +588,50 @@ if library:
     show(duel(lambda: drop(x), lambda: dropout_in_c(library, x, 0.1), 20), "dropout, in C", 1.2)
 else:
     print("duel: skipped, as there is no C compiler")
-added.loc[["C"]]
+at_full_size.loc[["C"]]
 
 # %% [markdown]
-# The fast path has C loops for LayerNorm, the loss's softmax and attention, too. Tests hold its outputs and gradients equal to the textbook's.
+# The fast path has such loops for LayerNorm, softmax and attention, too. Tests hold its outputs and gradients equal to the textbook's.
 #
-# ## From the other end
+# ## A factor isn't the trick's own
 #
-# > **In short.** What a trick gains depends on the tricks that are there already.
+# > **In short.** A trick saves milliseconds. Its factor also depends on how long everything else takes.
 #
-# Now take one stair out of the finished program. How many times as long does a step take? This [older race](../results/speed-steps.json) is by the clock, with two threads, in a fixed order: its control is 0.98. For *fused parts* we put back chapter 4's LayerNorm only, not its Adam. **Predict.** Is *dropout from 16 bits* worth more at this end?
+# *Dropout from 16 bits* gained 1.13 as a stair. Another race took it out of the finished program, in 32 bits and in 16, where a step takes half as long ([record](../results/speed-steps.json)). If the factor were the trick's own, both races would find the same. **Predict.** Of which step does it save more milliseconds?
 
 # %%
-staircase.both_ends(added, steps := load_record("speed-steps"))
+staircase.savings(load_record("speed-steps"), "dropout from 16 bits")
 
 # %% [markdown]
-# It is worth more. The record has the finished program in 32 bits, too, where a step takes twice as long. **Predict.** Of which step does the stair save more milliseconds?
+# It saves about 90 milliseconds of both. **The shorter the step, the larger the factor.** (C's dropout needs these bits, so both rows count its loop.)
+#
+# ### Against others
+#
+# We raced the textbook's step and those of three libraries' models against ours: the same size and batches, 16 bits, two threads ([record](../results/speed-peers.json), [compiled](../results/speed-compiled.json)). How many times as long does a step take as ours, and how many times the memory?
 
 # %%
-staircase.savings(steps, "dropout from 16 bits")
+staircase.peers_table(load_record("speed-peers"), load_record("speed-compiled"))
 
 # %% [markdown]
-# It saves nearly the same of both. **The shorter the step, the larger the factor.**
-#
-# **A stair carries what stands on it.** C's dropout works on these bits: without them it is off, too, and the factor counts both. Likewise C's LayerNorm needs *fused parts*, its softmax the chunks, its attention the rows.
-#
-# **Against others.** An [older race](../results/speed-peers.json) has three libraries' models, all in 16 bits, memory kept. A step of x-transformers takes 1.8 times as long as ours, Hugging Face's MarianMTModel's 1.9, PyTorch's `nn.Transformer`'s 2.0 and the textbook's 2.2, with 2.2 to 2.6 times the memory. Ours alone has the fused Adam; x-transformers drops out in fewer places.
+# Ours is the fastest: the next, x-transformers, takes 1.8 times as long and twice the memory. Ours alone has the fused Adam; taken out, it costs no more than chance ([record](../results/speed-steps.json)). x-transformers drops out in fewer places.
 #
 # ## A GPU
 #
-# > **In short.** A GPU finishes one small task before Python asks for the next. So ask less often.
+# > **In short.** A GPU finishes a small task before Python asks for the next one. So record all tasks once, and ask once.
 #
-# On a GPU the CPU *launches* each kernel, and for a small model the launch takes longer than the kernel. On an H200 we timed the same model's step in five stages: `python -m scripts.studies.waterfall small`. New are:
+# On a GPU the CPU *launches* each kernel, and for a small model the launch takes longer than the kernel. On an H200 we timed the same model's step in five stages (`python -m scripts.studies.waterfall small`). New are:
 #
-# - **Fused parts, nothing waits.** LayerNorm, Adam and attention are PyTorch's fused ones. Python never reads a number from the GPU: the CPU would have to wait for it.
+# - **Fused parts, nothing waits.** LayerNorm, Adam and attention are PyTorch's fused ones. Python never reads a number from the GPU: the CPU would have to wait.
 # - **Few shapes.** The corpus lies on the GPU. Each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least.
 # - **Recorded.** A whole [step](../scripts/core/steps.py) is recorded once for each shape, and then launched at once: a **CUDA graph**.
 #
 # **Predict.** Which stage gains most?
 
 # %%
-stages = staircase.stages_table(load_record("gpu-waterfall-small")["stages"])
-stages
+(stages := staircase.stages_table(load_record("gpu-waterfall-small")["stages"]))
 
 # %% [markdown]
-# A factor is the median of five rounds' ratios to the stage before, so it isn't quite the quotient of two times. The recording brings 9, and takes nearly twice the memory ([record](../results/gpu-waterfall-small.json)). *Few shapes* gains in some rounds and loses in others; 16 bits lose in all.
+# The recording makes a step nine times as fast; it takes nearly twice the memory ([record](../results/gpu-waterfall-small.json)). 16 bits gain nothing: the step doesn't wait for products.
 
 # %%
 staircase.launches_chart(stages)
@@ -607,10 +649,10 @@ for run in load_record("speedrun-cpu-1")["runs"]:
 # ## Summary
 #
 # - A trick counts if it computes the same numbers, up to rounding, and if its ratios lie beyond the control's.
-# - Begin with what costs few lines: padding, 16 bits, fused parts. Then sort, in 26. A thousand more lines bring about 1.4.
+# - Begin with what costs few lines: padding, 16 bits, kept memory, fused parts. Then sort, in 26 lines. A thousand more bring about 1.4.
 # - Ask what a fused operation does with *your* settings: on a CPU dropout rules out PyTorch's fast attention.
-# - A trick's factor depends on how long the rest takes, and on what stands on it.
-# - On a GPU a small model waits for launches: a recording is worth nine times.
+# - A trick's factor depends on how long the rest takes.
+# - On a GPU a small model waits for launches: recording a step makes it nine times as fast.
 #
 # **What the paper did that we don't.** It took 25,000 tokens a side for a batch (§5.1), on eight GPUs (§5.2).
 #
@@ -640,7 +682,7 @@ check(packed_attention)
 #
 # <details><summary>Answer</summary>
 #
-# The control: a program against itself, in the same order. In the race of *From the other end* all five of its ratios were below 1, by 1 to 4%.
+# The control: a program against itself, in the same order. In [a race](../results/speed-steps.json) with a fixed order its five ratios were all below 1, by 1 to 4%.
 #
 # </details>
 #

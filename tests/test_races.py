@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT
@@ -33,6 +34,7 @@ from scripts.studies.race_training import (
     Contender,
     Runner,
     batches_of,
+    compiled_contenders,
     lengths_of,
     peer_contenders,
     race,
@@ -173,11 +175,36 @@ def test_records_are_of_the_contenders_that_the_module_names():
     assert climbed["C"] == climbed["the same again"] == replace(OURS_HALF, threads=1)
     for reports, contenders in (
         (peers["reports"], peer_contenders()),
+        (load_record("speed-compiled")["reports"], compiled_contenders()),
         (steps["reports"], step_contenders(OURS)),
         (steps["half"]["reports"], step_contenders(OURS_HALF)),
     ):
         assert contenders.keys() <= reports.keys()
     assert load_record("speed-base")["shape"] == asdict(BASE) and peers["shape"] == asdict(SMALL)
+
+
+def test_what_chapter_12_says_of_others_and_of_the_finished_program():
+    peers, compiled = (load_record(f"speed-{name}")["reports"] for name in ("peers", "compiled"))
+    others = {name: peers[f"{name}, bf16, memory kept"] for name in ("textbook", *PEERS)}
+    assert all(min(other["rounds"]) > 1.4 for other in others.values())
+    nearest = min(others, key=lambda name: others[name]["times"])
+    memory = others[nearest]["peak_bytes"] / peers["ours, bf16"]["peak_bytes"]
+    assert (nearest, round(others[nearest]["times"], 1)) == ("x-transformers", 1.8)
+    assert 1.9 < memory < 2.1
+    kept, usual = others["textbook"]["peak_bytes"], peers["textbook, bf16"]["peak_bytes"]
+    assert round(kept / usual, 2) == 1.15
+    after = {name: compiled[f"{name}, bf16, memory kept, compiled"]["rounds"] for name in others}
+    slower = {name for name in others if min(after[name]) > max(others[name]["rounds"])}
+    faster = {name for name in others if max(after[name]) < min(others[name]["rounds"])}
+    assert (slower, faster) == ({"textbook", "MarianMTModel"}, set())
+    half = load_record("speed-steps")["half"]["reports"]
+    sizes = [half[name]["peak_bytes"] / 2**20 for name in ("ours", "without loss in chunks")]
+    assert [*map(round, sizes)] == [443, 793]
+    control, adam = half["ours again"]["rounds"], half["without the fused Adam"]["rounds"]
+    assert min(adam) < max(control)  # no more than chance
+    stairs = load_record("speed-stairs")["reports"]
+    alone = np.divide(stairs["the fast path, all off"]["rounds"], stairs["fused parts"]["rounds"])
+    assert round(np.median(alone), 2) == 1.15
 
 
 # Decoding.

@@ -15,17 +15,6 @@ from scripts.book.look import GREY, LOG, PALETTE, bar_axis, colored
 alt, pd = Late("altair"), Late("pandas")
 
 
-TAKEN_OUT = {  # names of the stairs in the race of the finished program without one of them
-    "memory kept": "without freed memory kept",
-    "fused parts": "without LayerNorm in one kernel",
-    "dropout from 16 bits": "without dropout from 16 bits",
-    "loss in chunks": "without loss in chunks",
-    "rows": "without rows",
-    "C": "without small things in C",
-    "the same again": "ours again",
-}
-
-
 def spread(ratios: pd.Series) -> str:
     """The median and the range of the rounds' ratios."""
     return f"{ratios.median():.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
@@ -38,33 +27,22 @@ def gains(reports: Mapping[str, Any], steps: Sequence[str]) -> pd.DataFrame:
 
 
 def stairs_table(record: Mapping[str, Any]) -> pd.DataFrame:
-    """Each stair's lines of code and gain, *fused parts* within the fast path, and the control.
+    """Each stair's lines of code and gain over the one below, and the control.
 
-    A gain or a loss is seen if each round's is beyond the control's range.
+    A gain is seen if each round's is above the control's range.
     """
-    reports, code = record["reports"], dict(record["lines"])
-    gained, within = gains(reports, [*code]), "fused parts, within scripts/fast"
-    code |= {within: code["fused parts"], "the same again": 0}
-    gained[within] = gains(reports, ["the fast path, all off", "fused parts"])["fused parts"]
+    reports, code = record["reports"], record["lines"] | {"the same again": 0}
+    gained = gains(reports, [*record["lines"]])
     gained["the same again"] = gains(reports, ["C", "the same again"])["the same again"]
-    chance = gained["the same again"]
-    cases = [(gained > chance.max()).all(), (gained < chance.min()).all()]
+    seen = (gained > gained["the same again"].max()).all()
     most = {*gained.median().nlargest(3).index}
     assert most == {"padded to the longest", "sorted by length", "autocast"}, "the text says so"
     columns = {
         "lines": pd.Series(code)[gained.columns],
         "gain at full size": gained.apply(spread),
-        "seen": np.select(cases, ["a gain", "a loss"], "no"),
+        "seen": np.where(seen, "a gain", "no"),
     }
     return pd.DataFrame(columns)
-
-
-def both_ends(added: pd.DataFrame, steps: Mapping[str, Any]) -> pd.DataFrame:
-    """Stairs of `stairs_table`, and how many times as long the finished program takes without."""
-    reports = steps["half"]["reports"]
-    rounds = {name: reports[out]["rounds"] for name, out in TAKEN_OUT.items()}
-    taken = pd.DataFrame(rounds).apply(spread)
-    return pd.DataFrame({"added": added["gain at full size"][taken.index], "taken out": taken})
 
 
 def savings(record: Mapping[str, Any], stair: str) -> pd.DataFrame:
@@ -72,7 +50,7 @@ def savings(record: Mapping[str, Any], stair: str) -> pd.DataFrame:
     rows = {}
     for bits, race in {"in 32 bits": record, "in 16 bits": record["half"]}.items():
         reports = race["reports"]
-        without = 1000 * reports[TAKEN_OUT[stair]]["seconds_per_step"]
+        without = 1000 * reports[f"without {stair}"]["seconds_per_step"]
         finished = 1000 * reports["ours"]["seconds_per_step"]
         rows[bits] = {
             "ms without it": round(without, 1),
@@ -83,13 +61,28 @@ def savings(record: Mapping[str, Any], stair: str) -> pd.DataFrame:
     return pd.DataFrame(rows).T
 
 
+def peers_table(peers: Mapping[str, Any], compiled: Mapping[str, Any]) -> pd.DataFrame:
+    """How many times as long as ours a step of each program takes, in 16 bits, and its memory."""
+    rows = {}
+    for program in ("textbook", "nn.Transformer", "MarianMTModel", "x-transformers"):
+        name = f"{program}, bf16"
+        kept = peers["reports"][f"{name}, memory kept"]
+        rows[program] = {
+            "as it comes": peers["reports"][name]["times"],
+            "memory kept": kept["times"],
+            "compiled, too": compiled["reports"][f"{name}, memory kept, compiled"]["times"],
+            "memory": kept["peak_bytes"] / peers["reports"]["ours, bf16"]["peak_bytes"],
+        }
+    return pd.DataFrame(rows).T.map("{:.2f}".format)
+
+
 def lines_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
     """How fast the program is after so many lines of code, stair by stair."""
     times = pd.Series({name: record["reports"][name]["times"] for name in record["lines"]})
     frame = pd.DataFrame({"code": pd.Series(record["lines"]).cumsum()}).rename_axis("step")
     frame["speed"] = times.iloc[0] / times
     (few, fast), (most, fastest) = frame.loc[["dropout from 16 bits", "C"]].values
-    assert few == 55 and fast > 10 and 1.3 < fastest / fast < 1.5, "the text says so"
+    assert (few, round(fast), round(fastest / fast, 1)) == (55, 15, 1.4), "the text says so"
     used = rounded(frame.reset_index()[["step", "code", "speed"]])
     scale = {"type": "symlog", "constant": 5, "nice": False}
     x = alt.X("code:Q", title="lines of code, all stairs so far").scale(domain=[0, 1600], **scale)
@@ -115,8 +108,8 @@ def lines_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
         layers.append(text.encode(x, y, text="step:N"))
     return titled(
         alt.layer(*layers).properties(width=560, height=360),
-        f"{few:.0f} lines make it {fast:.0f} times as fast, {round(most - few, -2):,.0f} more "
-        f"{fastest / fast:.1f} times",
+        f"{few:.0f} lines make training {fast:.0f} times as fast, "
+        f"{round(most - few, -2):,.0f} more {fastest / fast:.1f} times",
         "Each dot is a stair, measured at full size. Across: the lines of code that it needs, "
         "added up. Upwards, by factors: real tokens trained in a second.",
     )
@@ -130,35 +123,35 @@ def memory_chart(curves: Mapping[str, Sequence[int]], logits: int) -> alt.TopLev
     tensors = [max(curve) / logits for curve in curves.values()]
     assert [*map(round, tensors[:2])] == [5, 3] and tensors[2] < 1, "the title says so"
     table = {
-        name: {100 * i / len(curve): size / 2**20 for i, size in enumerate(curve, start=1)}
+        name: {100 * i / len(curve): size / logits for i, size in enumerate(curve, start=1)}
         for name, curve in curves.items()
     }
-    frame = long(table, "loss", "done", "MiB")
+    frame = long(table, "loss", "done", "tensors")
     chart = lines(
         frame,
         "done",
-        "MiB",
+        "tensors",
         "loss",
         x_title="operations done, % (of each program's own)",
+        y_title="tensors of the logits' size",
         zero=True,
     )
     chart = chart.mark_line(interpolate="step-after")
-    chart.encoding.y["axis"] = alt.Axis(values=[*range(0, 161, 32)])
+    chart.encoding.y["axis"] = alt.Axis(values=[*range(6)])
     return titled(
         chart,
-        "The textbook's loss holds five tensors of logits, F.cross_entropy three, chunks less "
-        "than one",
-        "MiB that the loss's own tensors take, operation by operation, forward and backward; "
-        "1,024 rows, ours in chunks of 256.",
+        "The textbook's loss holds five tensors of the logits' size; in chunks, less than one",
+        "Memory of the loss's own tensors, operation by operation, forward and backward. All "
+        f"logits of the 1,024 rows take {logits / 2**20:.0f} MiB; a chunk has 256 rows.",
     )
 
 
 def stages_table(stages: Mapping[str, Any]) -> pd.DataFrame:
-    """A GPU's stages: ms per step, and the time of the stage before over this one's."""
+    """A GPU's stages: ms per step, and each round's time of the stage before over this one's."""
     names = ["textbook", "16 bits", "fused parts, nothing waits", "few shapes", "recorded"]
     times = [round(1000 * stage["seconds_per_step"], 2) for stage in stages.values()]
     gained = gains(stages, [*stages]).apply(spread)
-    columns = {"ms per step": times, "times as fast": ["", *gained]}
+    columns = {"ms per step": times, "times as fast, round by round": ["", *gained]}
     return pd.DataFrame(columns, index=names)
 
 
@@ -185,7 +178,7 @@ def launches_chart(stages: pd.DataFrame) -> alt.TopLevelMixin:
     return titled(
         chart.properties(width=560, height=alt.Step(24)),
         "One by one, the GPU works at most a ninth of the time",
-        "A scheme of ten kernels. Bar lengths: a tenth of the measured step, with and without a "
-        "recording. Above, launches follow without a gap, and each kernel waits for "
-        "its own. Below, the CPU launches once; its bar's length is a guess.",
+        "A scheme of ten kernels. Above, each kernel waits for its own launch. Below, the CPU "
+        "launches all ten at once. Bars are a tenth of the measured steps, without a recording and "
+        "with one; only the length of the single launch is a guess.",
     )
