@@ -118,7 +118,7 @@ torch.testing.assert_close(dispatch(rows, chosen, weights, experts), by_all)
 # %% [markdown]
 # ### The layer
 #
-# After a call, `probs` and `visits` tell what the router did. `real` is True where there are words, and False at padding. `bias` is added to p when experts are chosen. It is 0 at first; *Remedies* moves it. It is a *buffer*: saved, but without a gradient.
+# `real` is True where there are words, and False at padding. `bias` is added to p when experts are chosen. It is 0 at first; *Remedies* moves it. It is a *buffer*: saved, but without a gradient.
 #
 # **Your turn.** Write `MixtureOfExperts`.
 
@@ -159,7 +159,7 @@ class MixtureOfExperts(nn.Module):
 
 
 # %% [markdown]
-# Check, token by token, with a bias that changes which experts are chosen:
+# Check, token by token, with a bias that changes who is chosen:
 
 # %%
 torch.manual_seed(0)
@@ -178,11 +178,11 @@ print(f"visits: {layer.visits.tolist()}, {layer.visits.sum()} in all: two for ea
 # %% [markdown]
 # ## Why experts fall idle
 #
-# > **In short.** Only chosen experts learn. Where all tokens share a mean, one step of the router along it raises an expert's score for all of them. In our toy, few experts then stay in use.
+# > **In short.** Only chosen experts learn. Where all tokens share a mean, one step of the router along it raises an expert's score for all of them. Then few experts stay in use.
 #
 # Routing can *collapse*: the router comes to send nearly all tokens to the same few experts. The usual explanation is a circle (Shazeer et al., §4). An expert that is chosen learns, and one that has learned is chosen more often. But tokens differ. Why are the same experts chosen for nearly all of them?
 #
-# We suspect what tokens have in common. Let a token be $x = m + n$, where the mean m is the same for all tokens and the noise n isn't. With $w_e$ for column e of $W_r$, expert e's score is $m \cdot w_e + n \cdot w_e$. The first term is the same for all tokens. So a step of $w_e$ along m raises expert e's score for all of them at once.
+# We suspect what tokens have in common. Let a token be $x = m + n$, where the mean m is the same for all tokens and the noise n isn't. With $w_e$ for column e of $W_r$, expert e's score is $m \cdot w_e + n \cdot w_e$. The first term is the same for all tokens. So a step of $w_e$ along m raises expert e's score for all of them.
 
 # %%
 torch.manual_seed(0)
@@ -192,14 +192,14 @@ direction = torch.ones(2) / 2**0.5
 step_chart(router, torch.randn(150, 2), mean=4 * direction, step=0.4 * direction)
 
 # %% [markdown]
-# In the upper row, the step wins few tokens. In the lower row it wins nearly all that were left. But there, most tokens were orange's even before the step. So there are two suspects.
+# In the upper row, the step wins some tokens. In the lower row it wins nearly all that orange didn't have. But there, orange had most of them even before the step. So there are two suspects.
 #
 # ### The experiment
 #
 # - **The start.** Before any step, a mean makes some scores higher than others. If this leaves experts idle, an even start keeps more in use.
 # - **Learning along the mean.** If this does, a router that can't learn along the mean keeps more in use, from the same uneven start.
 #
-# Eight experts, two for each token, learn a small function of 16 features. A token is noise plus a mean, 0 or 1 in each feature. The function depends on the noise alone. In a real layer, router and experts read the same tokens; here each has its own mean. In three rows both means are 1, and one thing is changed:
+# Eight experts, two for each token, learn a small function of 16 features. A token is noise plus a mean, 0 or 1 in each feature. The function depends on the noise alone. In a real layer, router and experts read the same tokens; here each has its own mean. In the last row, *both*, each mean is 1. The three rows above it change one thing:
 #
 # - *experts don't learn:* only the router does.
 # - *router can't learn along it:* the router reads no mean. What a mean of 1 adds to each score at first is added as a constant.
@@ -220,9 +220,7 @@ def toy_run(seed, router_mean=0, expert_mean=0, constant=0, experts_learn=True) 
     inner, outer = torch.randn(2, 16, 16) / 4
     layer = MixtureOfExperts(16, 16, dropout=0.0, shared=0)
     layer.experts.requires_grad_(experts_learn)
-    added = constant * layer.router.weight.detach().sum(
-        1
-    )  # (E,): the mean's part of the first scores
+    added = constant * layer.router.weight.detach().sum(1)  # (E,): the mean's part at first
     layer.router.register_forward_pre_hook(lambda _, x: x[0] - expert_mean + router_mean)
     layer.router.register_forward_hook(lambda _, x, scores: scores + added)
     optimizer, visits = torch.optim.Adam(layer.parameters(), lr=0.01), []
@@ -254,7 +252,7 @@ in_use_chart(counts)
 # - **The start isn't the cause.** From an even start, with all eight in use, two to five are left.
 # - **Learning along the mean is.** If the router can't learn along it, five or six are left. The row *both* starts with the same counts, and ends with two or three.
 # - **The experts must learn.** If they don't, four to six are left.
-# - **Both sides must read the mean.** If only one does, six to eight are left.
+# - **Router and experts must both read the mean.** If only one does, six to eight are left.
 #
 # ## Remedies
 #
@@ -262,7 +260,7 @@ in_use_chart(counts)
 #
 # - **A penalty** in the loss (Switch). With $v_e$ expert e's part of the visits and $P_e$ its mean probability, it is $E\sum_e v_e P_e$: 1 if all is even, and E/k if all tokens are sure of the same k experts. Only $P_e$ has a gradient, which may work against the task.
 # - **A bias** beside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step, add `speed` to the bias of each expert that had less than its even part, and take it from those that had more. The bias affects who is *chosen*; the weights are computed without it.
-# - **No mean at the router**, as our experiment suggests. Subtract the tokens' mean from what it reads.
+# - **No mean at the router.** Subtract the tokens' mean from what it reads.
 #
 # **Your turn.** Write the first two.
 
@@ -292,7 +290,7 @@ assert layer.bias.tolist() == [-0.5, 0.5, 0.5]
 # %% [markdown]
 # ### Tokens of a trained translator
 #
-# Do experts fall idle on a real model's tokens? And if a remedy brings them back, is the error lower? Captions of chapter 7's sample corpus go through the encoder of chapter 9's translator. A mixture learns to imitate the encoder's last feed-forward layer, and is judged on other captions. Its error is divided by the outputs' variance, so always giving their mean would have error 1.
+# Do experts fall idle on a real model's tokens? And if a remedy brings them back, is the error lower? Captions of chapter 7's sample corpus go through chapter 9's encoder. In 300 steps, a mixture learns to imitate the encoder's last feed-forward layer. It is judged on other captions; its error is divided by the outputs' variance.
 #
 # **Predict.** How much of the inputs' mean square lies in their mean? (In the toy: half.)
 
@@ -350,7 +348,7 @@ visits_chart({name: runs[0][1] for name, runs in learned.items()})
 # %% [markdown]
 # Without a remedy, two to four experts are in use. With each remedy it is seven or eight, and for each seed the error is lower.
 #
-# **Predict.** Which tokens does each expert take? We send it fifty captions written by hand. (▁ begins a word.)
+# **Predict.** Which tokens does each expert take? We route fifty captions written by hand. (▁ begins a word.)
 
 # %%
 ids, states, _ = tokens_of([pair.texts for pair in aligned_pairs()])
@@ -362,7 +360,7 @@ for expert in range(8):
     print(f"expert {expert}:", *(f"{piece} {n}" for piece, n in pieces.most_common(8)))
 
 # %% [markdown]
-# WORDS
+# Expert 0 takes each *Ein* and *Eine*, expert 5 definite articles and prepositions, expert 3 verbs, people and animals. Like words have like vectors, so the router gives them like scores.
 #
 # ### Padding isn't routed
 #
@@ -385,25 +383,25 @@ class SparseEncoderLayer(EncoderLayer):
 #
 # > **In short.** Seven tenths more parameters bring no gain in BLEU that can be told from chance.
 #
-# In chapter 22's record, each feed-forward layer of the row *experts* has eight SwiGLUs and a shared one. A token meets two of them and the shared one, together about as wide as a layer of the row *SwiGLU*, its rival. The penalty's weight is 0.01, and the encoder's padding isn't routed. Rows are means of three seeds. *First* and *last* are training losses, *loss* is the validation's.
+# In chapter 22's record, each feed-forward layer of the row *experts* has eight SwiGLUs and a shared one. A token meets two of them and the shared one, together about as wide as a layer of the row *SwiGLU*, its rival. The penalty's weight is 0.01. Rows are means of three seeds. *First* and *last* are training losses, *loss* is the validation's.
 
 # %%
 print(verdict_line("experts", block_verdicts()["experts"], RIVALS_OF_PARTS["experts"]))
 block_means(["2017", "SwiGLU", "experts"])
 
 # %% [markdown]
-# A token meets 362,000 of the model's 620,000 parameters, about as many as the row *2017* has. How many experts were in use isn't on record.
+# A token meets 362,000 of the model's 620,000 parameters. How many experts were in use isn't on record.
 #
 # ## Summary
 #
-# - A router sends each token to k of E experts. Shared experts see every token.
+# - A router sends each token to k of E experts.
 # - Dropless code sorts the visits by expert, and drops none.
 # - In our toy, experts fall idle where they and the router read a mean that tokens share, and both learn.
 # - A penalty, a bias, or no mean at the router keeps them in use.
 #
 # ## What these papers did that we don't
 #
-# They spread experts over many devices. DeepSeek-V3 has 256 routed experts, 8 for each token.
+# They spread many more experts over many devices (DeepSeek-V3: 256, 8 for each token).
 #
 # ## Exercises
 #
