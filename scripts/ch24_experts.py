@@ -192,7 +192,7 @@ direction = torch.ones(2) / 2**0.5
 step_chart(router, torch.randn(150, 2), mean=4 * direction, step=0.4 * direction)
 
 # %% [markdown]
-# In the upper row, the step wins some tokens. In the lower row it wins nearly all that orange didn't have. But there, orange had most of them even before the step. So there are two suspects.
+# In the upper row, the step wins some tokens. In the lower row it wins nearly all. But there, orange had most of them even before the step. So there are two suspects.
 #
 # ### The experiment
 #
@@ -346,9 +346,9 @@ for name, runs in learned.items():
 visits_chart({name: runs[0][1] for name, runs in learned.items()})
 
 # %% [markdown]
-# Without a remedy, two to four experts are in use. With each remedy it is seven or eight, and for each seed the error is lower.
+# On the other captions, two to four experts are in use without a remedy. With each remedy it is seven or eight, and for each seed the error is lower. (The picture shows the training.)
 #
-# **Predict.** Which tokens does each expert take? We route fifty captions written by hand. (▁ begins a word.)
+# **Predict.** Which tokens does each expert take? (Fifty captions written by hand; ▁ begins a word.)
 
 # %%
 ids, states, _ = tokens_of([pair.texts for pair in aligned_pairs()])
