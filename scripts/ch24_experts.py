@@ -192,7 +192,7 @@ direction = torch.ones(2) / 2**0.5
 step_chart(router, torch.randn(150, 2), mean=4 * direction, step=0.4 * direction)
 
 # %% [markdown]
-# In the upper row, the step wins some tokens. In the lower row it wins nearly all. But there, orange had most of them even before the step. So there are two suspects.
+# In the upper row, the step wins some tokens. In the lower row it wins nearly all. But there, orange had most before the step. So there are two suspects.
 #
 # ### The experiment
 #
