@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import rounded, titled
+from scripts.book.charts import panels, rounded, titled
 from scripts.book.figures.diagram import Diagram
 from scripts.book.look import PALETTE, colored
 
@@ -45,57 +45,76 @@ def dispatch_chart(chosen: Tensor, experts: int) -> alt.LayerChart:
         picture.word(400, y + height / 2, f"expert {expert}", "pale name")
     return titled(
         picture.chart(),
-        "No visit is left out, and each expert computes once",
+        "No visit is left out, and a visited expert computes once",
         "Tokens a to d make two visits each. A colour is an expert: blue is 0, orange 1, green 2, "
         "pink 3, which nobody visits.",
     )
 
 
-def cones_chart(router: Tensor, clouds: Mapping[str, Tensor]) -> alt.ConcatChart:
-    """Tokens (N, 2) in the colour of the expert whose row of `router` (E, 2) scores highest."""
-    rows = pd.DataFrame((2.2 * router).numpy(), columns=["x", "y"]).rename_axis("expert")
-    rows = rounded(rows.reset_index().assign(zero=0.0))
+def step_chart(router: Tensor, cloud: Tensor, mean: Tensor, step: Tensor) -> alt.ConcatChart:
+    """Who wins which token: router (E, 2), cloud (N, 2); expert 1 takes the step, mean or not."""
     look = {"scale": alt.Scale(domain=[-4, 7], nice=False), "axis": alt.Axis(tickCount=4)}
     x, y = alt.X("x:Q", title="first feature", **look), alt.Y("y:Q", title="second", **look)
-    color, panels = colored(**EXPERT), []
-    for name, tokens in clouds.items():
-        frame = pd.DataFrame(tokens.numpy(), columns=["x", "y"])
-        frame["expert"] = (tokens @ router.T).argmax(-1).numpy()
-        busiest = frame["expert"].value_counts(normalize=True).iloc[0]
-        layers = [
-            alt.Chart(rounded(frame, 3)).mark_circle(size=16, opacity=0.9).encode(x, y, color),
-            alt.Chart(rows).mark_rule(strokeWidth=3).encode(x, y, color, x2="zero", y2="zero"),
-        ]
-        panel = alt.layer(*layers).properties(width=250, height=250)
-        panels.append(panel.properties(title=f"{name}: {busiest:.0%} to the busiest expert"))
+    color, drawn = colored(**EXPERT), []
+    stepped = router.clone()
+    stepped[1] += step
+    for name, tokens in (("mean 0", cloud), (f"mean {mean.norm():.0f} away", cloud + mean)):
+        for when, vectors in (("before", router), ("after the step", stepped)):
+            lines = pd.DataFrame((2.2 * vectors).numpy(), columns=["x", "y"]).rename_axis("expert")
+            lines = rounded(lines.reset_index().assign(zero=0.0))
+            dots = pd.DataFrame(tokens.numpy(), columns=["x", "y"])
+            dots["expert"] = (tokens @ vectors.T).argmax(-1).numpy()
+            won = (dots["expert"] == 1).mean()
+            layers = [
+                alt.Chart(rounded(dots, 3)).mark_circle(size=16, opacity=0.9).encode(x, y, color),
+                alt.Chart(lines).mark_rule(strokeWidth=3).encode(x, y, color, x2="zero", y2="zero"),
+            ]
+            panel = alt.layer(*layers).properties(width=240, height=200)
+            drawn.append(panel.properties(title=f"{name}, {when}: orange wins {won:.0%}"))
+    assert won > 0.9  # the last panel's, which the title speaks of
     return titled(
-        alt.hconcat(*panels),
-        "Tokens with a shared mean fall into few cones",
-        "Lines: a router's eight vectors. Dots: tokens, in the colour of the expert that wins "
-        "them. Both clouds have the same shape.",
+        alt.concat(*drawn, columns=2),
+        "Where tokens share a mean, one step along it wins nearly all of them",
+        "Lines: the vectors of eight experts. Orange's takes the same step in both rows. Dots: "
+        "tokens, in the colour of the expert that wins them.",
+    )
+
+
+def in_use_chart(counts: Mapping[str, Sequence[tuple[int, int]]]) -> alt.ConcatChart:
+    """Experts in use at first and at last, for each row's seeds; the last two rows learn freely."""
+    first, last = ([[pair[i] for pair in row] for row in counts.values()] for i in (0, 1))
+    sums = [sum(row) for row in last]
+    assert max(sums[-2:]) + len(last[0]) < min(sums[:-2])  # by more than one expert, on average
+    matrices = {"at the first step": first, "in the last 20 steps": last}
+    return titled(
+        panels(matrices, [*counts], row_title="", column_title="seed", digits=0),
+        "Where both read a mean, learning along it leaves experts idle, not the start",
+        "Experts in use, of eight: who reads a mean, and what else is changed.",
     )
 
 
 def visits_chart(histories: Mapping[str, Tensor]) -> alt.FacetChart:
-    """Parts of visits (steps, 8) as stacked areas over the steps, a panel for each run."""
+    """Visits (steps, 8) as stacked areas over the steps, a panel for each run."""
     rows = []
     for name, history in histories.items():
-        for step in range(0, len(history), 5):
-            parts = history[step : step + 5].mean(0).tolist()
+        for step in range(0, len(history), 10):
+            visits = history[step : step + 10].sum(0)
+            parts = (visits / visits.sum()).tolist()
             rows += [
                 {"run": name, "step": step, "expert": expert, "part": part}
                 for expert, part in enumerate(parts)
             ]
-    left, *others = (int((h[-5:].mean(0) > 0.02).sum()) for h in histories.values())
+    ends = (h[-10:].sum(0) for h in histories.values())
+    left, *others = (int((end > 0.02 * end.sum()).sum()) for end in ends)
     kept = "all" if min(others) == 8 else f"{min(others)} or more"
     chart = alt.Chart(rounded(pd.DataFrame(rows))).mark_area(stroke="white", strokeWidth=0.5)
     y = alt.Y("part:Q", stack=True, title="part of visits").scale(domain=[0, 1])
     x = alt.X("step:Q").axis(tickCount=3)
     areas = chart.encode(x, y.axis(format="%", tickCount=5), colored(**EXPERT), alt.Order("expert"))
-    panels = areas.properties(width=130, height=200)
+    areas = areas.properties(width=130, height=200)
     return titled(
-        panels.facet(column=alt.Column("run:N", sort=list(histories), title=None)),
+        areas.facet(column=alt.Column("run:N", sort=list(histories), title=None)),
         f"Left alone, {left} of eight experts are in use; with each remedy {kept}",
-        "Part of the visits to each expert, means of five steps; seed 0. An expert has "
+        "Part of the visits to each expert, means of ten steps; seed 0. An expert has "
         "its colour in all panels.",
     )
