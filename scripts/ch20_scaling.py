@@ -205,7 +205,7 @@ np.testing.assert_allclose(joint((1, math.log(64), 1, math.log(90), 0.5), 16, 10
 
 
 # %%
-STARTS = {additive: (0.5, 4, 0.3, 4, 0.3), joint: (0.5, 13, 0.3, 15, 0.3)}
+FIRST_GUESSES = {additive: (0.5, 4, 0.3, 4, 0.3), joint: (0.5, 13, 0.3, 15, 0.3)}
 LIMITS = {  # of theta without its floor, which lies between 0 and the lowest loss
     additive: [(-5, 0.01, -5, 0.01), (25, 2, 25, 2)],
     joint: [(0, 0.01, 0, 0.01), (60, 3, 60, 3)],
@@ -219,7 +219,7 @@ def fit_law(law: Law, N: np.ndarray, D: np.ndarray, losses: np.ndarray) -> np.nd
     def errors(theta: np.ndarray) -> np.ndarray:
         return np.log(law(theta, N, D) / losses)
 
-    return optimize.least_squares(errors, STARTS[law], bounds=(low, high), x_scale="jac").x
+    return optimize.least_squares(errors, FIRST_GUESSES[law], bounds=(low, high), x_scale="jac").x
 
 
 def missed(law: Law, theta: np.ndarray, N: np.ndarray, D: np.ndarray, losses: np.ndarray) -> float:
