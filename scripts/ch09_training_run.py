@@ -94,7 +94,7 @@ assert (history.loc[11] < history.loc[10])[["train_loss", "val_loss"]].all()
 history_chart(history, "Half the BLEU comes in two epochs; in epoch 11 it falls", case=11)
 
 # %% [markdown]
-# The run had half after three minutes. *Iglu* is in two training captions only, and this run doesn't learn it. (Why is the training loss higher at first? It is the mean over a whole epoch, with dropout on.)
+# The run had half after three minutes. *Iglu* is in two training captions only: this run chooses wrong pieces. (Why is the training loss higher at first? It is the mean over a whole epoch, with dropout on.)
 #
 # ## The run
 #
@@ -104,7 +104,7 @@ history_chart(history, "Half the BLEU comes in two epochs; in epoch 11 it falls"
 
 # %%
 gpu = torch.cuda.is_available()
-torch.set_default_dtype(torch.float32 if gpu else torch.float64)  # so that bits can be compared
+torch.set_default_dtype(torch.float32 if gpu else torch.float64)  # checks ask for many digits
 ONE_LAYER = replace(PRESETS["sample"], layers=1, heads=2, vocab=900, max_tokens=256, device="cpu")
 SHORT_RUN = replace(
     ONE_LAYER, d_model=32, d_ff=64, dropout=0.1, epochs=2, warmup=10, lr=5e-3, save_every=2
@@ -264,7 +264,7 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## The trainer
 #
-# > **In short.** A state holds all that the next step depends on. So a resumed run ends with the same bits as one that never stopped, if code, CPU and number of threads are the same.
+# > **In short.** A state holds all that changes from step to step. So a resumed run ends with the same bits as one that never stopped, if code, CPU and number of threads are the same.
 #
 # Many scripts save only `model.state_dict()`. The next step depends on more:
 #
@@ -561,11 +561,11 @@ columns = ["train_loss", "val_loss", "end_loss", "length_ratio", "loops", "bleu_
 history.loc[10:12, columns].round(2)
 
 # %% [markdown]
-# **What falls?** With a beam of 5 BLEU falls by only 1.1, and with loops cut by 1.5. With both it doesn't fall at all: 39.9 before, 40.2 after. So it is greedy outputs that don't stop. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
+# **What falls?** With a beam of 5 BLEU falls by only 1.1, and with loops cut by 1.5. With a beam of 5 *and* loops cut it doesn't fall at all: 39.9 before, 40.2 after. So it is greedy outputs that don't stop. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
 #
 # - *Luck with these captions*: no. The fall has a 95% interval of −5.3 to −2.0 BLEU ([chapter 10](ch10_judging.ipynb)).
 # - *Rounding*: no. The shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall by 3.2 and 2.5.
-# - *The recipe*: no. Three [GPU runs](../results/gpu-small-1.json) with other batches never fall by more than 1.3.
+# - *The recipe alone*: no. Three [GPU runs](../results/gpu-small-1.json) with other batches never fall by more than 1.3.
 #
 # Three are left: *dropout* drew unluckily, some *steps* were special, or the *order* of the steps was.
 #
@@ -581,9 +581,9 @@ fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", st
 # %% [markdown]
 # Grey is the range of BLEU at the looks before step 241 and after step 255. Between these, BLEU falls far below it. Five steps later it is back.
 #
-# Of steps 241 to 246 all but 242 have long sentences, of 21 to 43 tokens on average; the epoch's mean is 17. We call these five the *long steps*. Only epochs 7 and 18 have six such steps in a row, too, and not near their ends.
+# Of steps 241 to 246 all but 242 have long sentences, of 21 to 43 tokens on average; the epoch's mean is 17. We call these five the *long steps*. Only epochs 7 and 18 have six steps in a row with as long a mean (over 25), and not near their ends.
 #
-# **Control.** We train epoch 11 again from the same state. Each row of the picture changes one thing, and has three draws of dropout:
+# **Control.** We train epoch 11 again from the same state. Each panel of the picture changes the order in one way, and has three draws of dropout:
 #
 # - *nothing*: the epoch as it came;
 # - *five others first*: the five steps before the long ones move to the start;
@@ -604,14 +604,12 @@ controls = {
         *fall["controls"]["order 2, long steps late, own end"],
     ],
 }
-controls_chart(
-    controls, steady, "Long steps begin the fall; the steps around them decide how deep it goes"
-)
+controls_chart(controls, steady, "The fall needs the long steps near the end and their neighbours")
 
 # %% [markdown]
-# **Culprit.** Dropout isn't it: with each draw BLEU falls. Nor is it that steps were moved: moving five others changes nothing. Only without the long steps near the end nothing falls. With another end BLEU falls by step 250, too, and is back at 255. With other steps before, it falls little, though 30 to 40 outputs still loop. So the long steps begin the fall, and the steps around them decide how deep it goes and how long it lasts. (We tried one other end and two other beginnings.) Epoch 5 has the same symptoms, and shorter long steps before its end; there we tried nothing.
+# **Culprit.** Dropout doesn't begin the fall: it comes with each draw. Moving steps isn't it either: with five others moved BLEU falls as before. With the long steps moved to the start nothing falls. With another end BLEU falls by step 250, and is back at 255. With other steps before, it stays in the grey, though 30 to 40 outputs loop. So the fall needs the long steps and their neighbours. They may not be enough elsewhere: the GPU run with our seed has steps as long at the same place, and doesn't fall.
 #
-# **Moral.** One epoch's BLEU is a snapshot: had the epoch ended five steps later, nobody had seen a fall. So don't stop a run for one bad epoch. Look at the length of the outputs, and wait: in the last four epochs, while the rate goes to 0, BLEU moves by less than 0.5.
+# **Moral.** One epoch's BLEU is a snapshot: had the epoch ended five steps later, nobody would have seen a fall. So don't stop a run for one bad epoch. Look at the length of the outputs, and wait: in the last four epochs, while the rate goes to 0, BLEU moves by less than 0.5.
 #
 # ## Averaging checkpoints
 #
@@ -642,7 +640,7 @@ with tempfile.TemporaryDirectory() as folder:
     torch.testing.assert_close(mean, 5000 * torch.arange(6, dtype=torch.float32))
 
 # %% [markdown]
-# **Experiment.** Has such a mean the fall of epoch 11? We train it once more, keep the weights after each of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. If the weights only jitter from step to step, a mean of 5 hasn't the fall. If they drift for ten steps, only longer means haven't. **Predict.**
+# **Experiment.** Does the fall of epoch 11 survive in such a mean? We train it once more, keep the weights after each of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. If the weights jitter from step to step, a mean of 5 no longer falls. If they drift for ten steps, only longer means don't. **Predict.**
 
 # %%
 columns = ["bleu", "mean of 5", "mean of 10", "mean of 20", "mean of 40"]
@@ -651,7 +649,7 @@ table = pd.DataFrame(means).T.rename_axis("epoch").rename(columns={"bleu": "last
 table.round(1)  # BLEU, the mean of three draws of dropout
 
 # %% [markdown]
-# The weights drift: means of 5 and 10 fall, too. A mean of 20, with ten from before the fall, hides it; so does one of 40. A mean takes good luck out, too: in epoch 12 that of 40 is 0.5 lower. From epoch 10 to 12 the last weights move by 8 BLEU, the means of 40 by 1.5. At the end of epoch 18 the rate is 0: the weights hardly move, and no mean changes anything.
+# The weights drift: means of 5 and 10 fall, too. A mean of 20, with ten from before the fall, hides it; so does one of 40. In epoch 12 the mean of 40 is 0.5 lower: the last weights were lucky, or the mean is old. Over epochs 10 to 12 the last weights range over 8 BLEU, the means of 40 over 1.5. At the end of epoch 18 the rate is 0: the weights hardly move, and no mean changes anything.
 #
 # ## Several processes
 #
