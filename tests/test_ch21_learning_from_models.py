@@ -13,12 +13,25 @@ from scripts.book.records import load_record, sha256
 from scripts.ch07_multi30k import encode_pairs
 from scripts.ch21_learning_from_models import (
     back_translated,
+    doubt_alone,
     risk_of_candidates,
 )
 from scripts.core.models import DEFAULT_MODEL
 from scripts.evaluate import main as evaluate
 
 FIRST, SECOND = "test_2016_flickr", "test_2017_flickr"
+
+
+# Distillation by words
+
+
+def test_doubt_alone_keeps_the_labels_share_and_forgets_which_other_words():
+    q, labels = torch.rand(5, 7).softmax(dim=-1), torch.tensor([0, 6, 3, 3, 1])
+    spread = doubt_alone(q, labels)
+    torch.testing.assert_close(spread.sum(dim=1), torch.ones(5))
+    for row, before, label in zip(spread, q, labels.tolist(), strict=True):
+        others = torch.cat([row[:label], row[label + 1 :]])
+        assert row[label] == before[label] and (others == others[0]).all()
 
 
 # Written corpora
