@@ -104,6 +104,23 @@ def test_a_run_starts_from_its_weights_judges_its_own_texts_and_resumes_to_the_b
 # Pairs.
 
 
+def test_turned_around_is_the_other_direction(forty_pairs):
+    turned = lessons.turned_around(forty_pairs)
+    assert turned.corpus["train"] == [(b, a) for a, b in forty_pairs.corpus["train"]]
+    assert turned.train == encode_pairs(turned.corpus["train"], forty_pairs.tokenizer)
+    assert turned.val == encode_pairs(turned.corpus["val"], forty_pairs.tokenizer)
+
+
+def test_a_distilled_corpus_keeps_sources_order_and_validation(forty_pairs):
+    data = lessons.distilled(forty_pairs, lambda sources: [f"{len(s)} letters" for s in sources])
+    sources = [source for source, _ in forty_pairs.corpus["train"]]
+    assert data.corpus["train"] == [(s, f"{len(s)} letters") for s in sources]
+    assert data.train == encode_pairs(data.corpus["train"], forty_pairs.tokenizer)
+    assert data.val is forty_pairs.val and data.corpus["val"] is forty_pairs.corpus["val"]
+    with pytest.raises(ValueError):
+        lessons.distilled(forty_pairs, lambda sources: sources[1:])
+
+
 def test_diversified_keeps_peoples_pairs_first_and_each_pair_once(forty_pairs):
     people = forty_pairs.corpus["train"]
     sources, targets = map(list, zip(*people, strict=True))

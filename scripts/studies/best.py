@@ -8,9 +8,8 @@ does one step, NAME-SEED, with what that needs. `models/ladder-all-mean-3` is wh
 from dataclasses import dataclass
 
 from scripts.book.command import GOES_ON, Command
-from scripts.ch21_learning_from_models import turned_around
 from scripts.core.models import STUDIED
-from scripts.studies.lessons import Workshop
+from scripts.studies.lessons import Workshop, turned_around
 from scripts.studies.runner import one_thread, step_back
 
 FIRST = STUDIED.name  # chapter 9's model: `python -m scripts.train --preset small` makes it

@@ -6,7 +6,7 @@ on with what was stopped.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -16,6 +16,8 @@ import torch
 
 from scripts import runs_folder
 from scripts.book.records import load_record, provenance, save_record, sha256
+from scripts.ch06_training import BOS
+from scripts.ch07_multi30k import Example
 from scripts.ch09_training_run import average_checkpoints
 from scripts.core.checkpoints import load_weights, saved_states
 from scripts.core.data import TrainingData, with_pairs
@@ -53,6 +55,29 @@ def lesson_loss(config: LessonConfig, device: torch.device, training: bool = Tru
     if not config.risk:
         return loss_function_of(config, device, training)
     return partial(risk_loss, weight=config.risk, switches=switches_of(config, device))
+
+
+def distilled(
+    data: TrainingData, teacher: Callable[[Sequence[str]], Sequence[str]]
+) -> TrainingData:
+    """The same training sources with `teacher`'s translations (Kim and Rush 2016, §3.2).
+
+    Validation stays as people wrote it: it is there to judge.
+    """
+    sources = [source for source, _ in data.corpus["train"]]
+    return with_pairs(data, list(zip(sources, teacher(sources), strict=True)))
+
+
+def turned_around(data: TrainingData) -> TrainingData:
+    """The same pairs in the other direction: the target becomes the source."""
+    corpus = {
+        split: [(target, source) for source, target in pairs]
+        for split, pairs in data.corpus.items()
+    }
+    train, val = (  # bos stands before a target only
+        [Example(e.tgt[1:], [BOS, *e.src]) for e in examples] for examples in (data.train, data.val)
+    )
+    return replace(data, corpus=corpus, train=train, val=val)
 
 
 def diversified(

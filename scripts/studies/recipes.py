@@ -42,6 +42,7 @@ from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.core.settings import TrainConfig
 from scripts.fast.searching import cached_sample
 from scripts.fast.translating import DecodeOptions, translate
+from scripts.studies.lessons import distilled, turned_around
 from scripts.studies.rows import (
     data_of,
     one_run,
@@ -117,7 +118,7 @@ def read_by(setting: Mapping[str, Any], task: Run) -> tuple[TrainingData, Run]:
         people, judged = ([target for _, target in data.corpus[name]] for name in ("train", "val"))
         facts = {"facts": word_facts(texts["train"]), "people": word_facts(people)}
         facts |= {"val_words": word_facts(judged)["words"] / len(judged), "teacher": texts["key"]}
-        return ch21.distilled(data, lambda _: texts["train"]), facts
+        return distilled(data, lambda _: texts["train"]), facts
     if row in (GREEDY, SAMPLED, SHUFFLED):
         known = {*part_indices(len(data.train), SHARE)}
         unknown = [pair for i, pair in enumerate(data.corpus["train"]) if i not in known]
@@ -132,7 +133,7 @@ def read_by(setting: Mapping[str, Any], task: Run) -> tuple[TrainingData, Run]:
         facts["back_bleu"] = round(corpus_bleu(texts, people).score, 2)
         return ch21.back_translated(data, known, lambda _: texts), facts
     part = part_of(data, SHARE) if row in (PART, REVERSE) else data
-    return (ch21.turned_around(part) if row == REVERSE else part), {}
+    return (turned_around(part) if row == REVERSE else part), {}
 
 
 def kept_model(setting: Mapping[str, Any], row: str, lr: float, seed: int) -> Trained:

@@ -502,7 +502,7 @@ def who_writes() -> alt.TopLevelMixin:
     """Four recipes of chapter 21: who writes a pair's two sides, and who learns from it."""
     german, english = ("German", "people's"), ("English", "people's")
     recipes = {
-        "distillation by words": (german, ("word probabilities", "the teacher's")),
+        "distillation by words": (german, ("word probabilities", "teacher's, at people's words")),
         "distillation by sequences": (german, ("English", "the teacher's")),
         "back-translation": (("German", "a reverse model's"), english),
         "minimum risk": (german, ("its own attempts", "marked against people's")),
