@@ -141,9 +141,10 @@ def put_beside(target: Path) -> None:
     # Inside a function its names can't clash with those of Sphinx's scripts.
     (target / "_static/vega.js").write_text(f"(() => {{\n{library}\n}})();\n", "utf-8")
     mathjax = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax"
-    foreign = shutil.ignore_patterns("[!be]?.json", "es.json")  # formulas are spoken in English
+    # Formulas are spoken in English; a page loads the packages that it needs, one by one.
+    unused = shutil.ignore_patterns("[!be]?.json", "es.json", "all-packages.js")
     for part in ("input/tex", "output/chtml", "a11y", "sre"):
-        shutil.copytree(mathjax / part, target / "_static/mathjax" / part, ignore=foreign)
+        shutil.copytree(mathjax / part, target / "_static/mathjax" / part, ignore=unused)
     shutil.copy2(mathjax / "tex-chtml.js", target / "_static/mathjax")
     shutil.copytree(ROOT / "scripts", target / "scripts", ignore=shutil.ignore_patterns("__*"))
     command = [sys.executable, str(LIVING), str(target / "living"), "--walk"]
