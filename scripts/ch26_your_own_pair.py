@@ -277,7 +277,7 @@ ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok bi
 print(*fast_translate(model, ASKED), sep="\n")
 
 # %% [markdown]
-# The model says the opposite of what we asked, in perfect English. Ask it your own sentences ([words](../scripts/corpora/invented.py)). Next, 200 negations:
+# The model says the opposite of what we asked, in good English. (With other seeds it leaves `nok` out in 12 to 96% of the sentences, and else says something wrong.) Ask it your own sentences ([words](../scripts/corpora/invented.py)). Next, 200 negations:
 
 
 # %%
@@ -292,7 +292,7 @@ assert says_not(translations(model, negated)) == exact(model, negated) == 0
 print(data.tokenizer.pieces("nok"))
 
 # %% [markdown]
-# None of the 200 is right, and none of the outputs has a *not*: no training sentence has one. Nothing warns us either. The tokenizer has no "unknown" to report, since it cuts `nok` into two known pieces.
+# None of the 200 is right, and none of the outputs has a *not*: no training sentence has one. Nothing warns us either: the tokenizer cuts `nok` into two pieces of its vocabulary, so there is no "unknown" to report.
 #
 # **The object first.** *Kurette lirel piri viten* means *The small singer washes the basket*: the basket, *kuret*, has the ending. What does the model say?
 
@@ -313,27 +313,32 @@ print(data.tokenizer.pieces("Kurette"), data.tokenizer.pieces("kurette"))
 assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns_of(THINGS)}
 
 # %% [markdown]
-# **Experiment.** Which of the two is to blame? We cross them. All other letters are small.
+# **Experiment.** Which of the two is to blame? We cross them. Who acts keeps the capital letter that it has in training, so only the object changes:
 #
 # | the basket | small letter | capital letter |
 # |---|---|---|
-# | in its usual place | lirel piri kurette viten. | lirel piri Kurette viten. |
-# | first | kurette lirel piri viten. | Kurette lirel piri viten. |
+# | in its usual place | Lirel piri kurette viten. | Lirel piri Kurette viten. |
+# | first | kurette Lirel piri viten. | Kurette Lirel piri viten. |
 #
-# A second group of sentences is the control: their object is a *being*, such as the bird. Beings do begin training sentences, so the model knows them with a capital letter.
+# A second group of sentences has a *being* for its object, such as the bird. Beings do begin training sentences, so the model can read them with a capital letter.
 #
-# In each output we look at the first noun, that is at who acts: the true actor, the object, or another, such as our dog. If the place is to blame, the two rows of the table differ; if the capital letter is, the two columns. **Predict.** For things, and for beings.
+# An English output of ours names who acts first. So we look at its first noun: the true actor, the object, or another, such as our dog. If the place alone is to blame, both cells of the second row go wrong; if the letter alone is, both of the second column. **Predict.** For things, and for beings.
 
 
 # %%
 def crossed(pairs: PAIRS) -> dict[str, PAIRS]:
-    """Pairs whose object comes first: in both orders, with its capital letter and without."""
-    usual = [(usual_order(source), target) for source, target in pairs]
+    """Pairs whose object comes first: in both places, with its capital letter and without.
+
+    Who acts has a capital letter in all.
+    """
     cells = {}
-    for order, with_capital in {"usual order": usual, "object first": pairs}.items():
-        small = [(source.lower(), target) for source, target in with_capital]
-        cells[f"{order}, small letter"] = small
-        cells[f"{order}, capital"] = with_capital
+    for source, target in pairs:
+        the_object, actor = source.split()[0], usual_order(source).split()[0]
+        for place, text in {"usual place": usual_order(source), "first": source}.items():
+            for letter, word in {"small": the_object.lower(), "capital": the_object}.items():
+                changed = {the_object: word, actor: actor.capitalize()}
+                words = [changed.get(old, old) for old in text[:-1].split()]
+                cells.setdefault(f"{place}, {letter}", []).append((" ".join(words) + ".", target))
     return cells
 
 
@@ -367,16 +372,10 @@ who_acts = {}  # in our model's outputs; the picture has those of eight seeds
 for what, pairs in by_object(object_first).items():
     for cell, cell_pairs in crossed(pairs).items():
         who_acts[what, cell] = actors(translations(model, cell_pairs), cell_pairs)
-causes = load_record("ruvel-causes")["runs"]
-actors_chart(who_acts, [run["who acts"] for run in causes])
+actors_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["runs"]])
 
 # %% [markdown]
-# Small letters alone do some harm, since training sentences begin with a capital. So compare the other bars with each panel's first. (Means of eight seeds: [record](../results/ruvel-causes.json).)
-#
-# - **Things.** Another acts where the thing has its capital letter, above all where it also comes first (89% of the outputs). The first place alone, with a small letter, makes the thing itself act (53%).
-# - **Beings.** The first place or the capital letter, each alone, is enough for the object to act.
-#
-# One explanation fits both. In training, who acts comes first, has a capital letter, and is a being. The model took these signs for the rule. *Kurette* has the first two, but its pieces are unknown in this place, so the model says a being that it knows: a dog.
+# @@FINDING@@
 #
 # Why didn't it learn the ending, which is the true rule? In training the ending never contradicts the place, so the place is enough. A first suspicion was that half of the training objects are indefinite and have no ending. But models trained with an ending on every object still let the being that comes first act, in at least 87% of the outputs ([record](../results/ruvel-endings.json)).
 #
@@ -431,12 +430,12 @@ tuning_chart(load_record("ruvel")["runs"])
 
 # %% [markdown]
 # - *Fifty negations* alone teach: 56% of the negations are right (all figures are means of eight seeds). But only 16% of the old sentences are, and many of them get a *not*.
-# - *Fifty others* tell us that this isn't the fault of negation: they have none, and leave 44% of the old sentences right. Fifty sentences, seen 130 times each, overwrite what the model knew.
+# - *Fifty others* have no negation, and leave 44% of the old sentences right. So more than half of the loss comes from any fifty sentences, seen 130 times each. The rest is the *not* in its wrong places.
 # - *Mixed* teaches nearly as well, 48%, and forgets almost nothing: 97% of the old sentences are right.
 #
 # *Mixed* shows each of the fifty only 50 times. Is that why it forgets less? Only in part: if *fifty negations* stops after 50 passes, 53% of the old sentences are right ([record](../results/ruvel-causes.json)).
 #
-# Why is half of the negations still wrong? Our model's answer above, *does not brought*, has both common mistakes: *does* for *did*, and the wrong form of the verb.
+# Why is half of the negations still wrong? @@SHOWN@@
 #
 # On the command line:
 #
@@ -516,7 +515,7 @@ case.round(1)  # BLEU
 # %% [markdown]
 # **Culprit.** Twins. The random split promises over 90 BLEU, and users get 65. The honest split promises less than users get, and that is a fair guess: its 99 test sentences are only 33 different ones, so the draw moves its score by several points. Eight seeds agree ([record](../results/ruvel.json)).
 #
-# It isn't another kind of sentences: both models translate the fresh ones about equally well. Nor is it overfitting. If it were, fewer passes would help on fresh sentences. They do harm: 8 epochs give 21 to 30 BLEU there, 20 give 59 to 66, and 40 give 70 to 74 ([three seeds](../results/ruvel-controls.json)).
+# It isn't another kind of sentences: a model that saw no twin has about as much on both sets. Nor is it overfitting. If it were, fewer passes would help on fresh sentences. They do harm: 8 epochs give 21 to 30 BLEU there, 20 give 59 to 65, and 40 give 70 to 74 ([three seeds](../results/ruvel-controls.json)).
 #
 # ## What more pairs give
 #
@@ -535,7 +534,7 @@ wholes = [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)]
 sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 
 # %% [markdown]
-# With 1,000 pairs *one for all* has 8.0 BLEU. It makes fewer than 200 steps, so it ends within its own warm-up of 400 steps. *By size* has 17.6. *Longer* has 16.5, so most of the gain comes from more passes (which also end the warm-up), not from the narrow model.
+# With 1,000 pairs *one for all* has 8.0 BLEU. It makes fewer than 200 steps, so it ends within its own warm-up of 400 steps. *By size* has 17.6. *Longer* has 16.5, so most of the gain needs no narrow model, only more passes. (They also end the warm-up: we didn't try a shorter one.)
 #
 # With so few, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)).
 #
