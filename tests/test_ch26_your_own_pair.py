@@ -23,7 +23,7 @@ from scripts.ch26_your_own_pair import (
 from scripts.core.recipes import tuning_recipe
 from scripts.corpora import invented
 from scripts.corpora.invented import nouns_of, ruvel_pairs, usual_order, with_ending
-from scripts.studies.ruvel import ASKED, COMMANDS, DRAWS, FIFTY, MOVED, RATES
+from scripts.studies.ruvel import ASKED, COMMANDS, DRAWS, FIFTY, MOVED, RATES, by_shown
 
 ALONE = ("fifty negations", "fifty others")
 
@@ -76,20 +76,20 @@ def test_who_acts_is_told_by_the_first_noun():
 def test_order_and_letter_of_the_object_are_all_that_differs():
     """Else the table couldn't say which of them hides the thing, and which moves the actor."""
     assert usual_order("Karuta noma goral orez sil rolal.") == "goral orez sil Karuta noma rolal."
-    assert [pairs[177][0] for pairs in crossed(MOVED[:200]).values()] == [
-        "lirel piri kurette viten.",
-        "lirel piri Kurette viten.",
-        "kurette lirel piri viten.",
-        "Kurette lirel piri viten.",
-    ]
+    assert {form: pairs[177][0] for form, pairs in crossed(MOVED[:200]).items()} == {
+        "usual place, small": "Lirel piri kurette viten.",
+        "usual place, capital": "Lirel piri Kurette viten.",
+        "first, small": "kurette Lirel piri viten.",
+        "first, capital": "Kurette Lirel piri viten.",
+    }
 
 
 def test_a_model_that_reads_otherwise_isnt_drawn_among_the_seeds():
-    runs = [run["who acts"] for run in load_record("ruvel-causes")["runs"]]
-    mine = {("a being", "object first, capital"): {"the object": 0.6}}
+    runs = [run["who acts"] for run in load_record("ruvel-actors")["runs"]]
+    mine = {("a being", "first, capital"): {"the object": 0.7}}
     actors_chart(mine, runs)
     with pytest.raises(ValueError, match="otherwise"):
-        actors_chart({key: {"the object": 0.5} for key in mine}, runs)
+        actors_chart({key: {"the object": 0.2} for key in mine}, runs)
 
 
 def test_the_page_has_the_commands_that_the_study_ran():
@@ -152,16 +152,6 @@ def test_the_causes_are_as_the_chapter_says():
     runs = load_record("ruvel-causes")["runs"]
     assert [run["seed"] for run in runs] == [*range(1, 9)]
 
-    def percent(*path):
-        shares = [100 * reduce(dict.__getitem__, path, run) for run in runs]
-        return round(min(shares)), round(sum(shares) / 8), round(max(shares))
-
-    acts = [percent("who acts", form, "a thing", "another")[1] for form in crossed([])]
-    assert acts == [12, 39, 25, 89]
-    assert percent("who acts", "object first, small letter", "a thing", "the object")[1] == 53
-    acts = [percent("who acts", form, "a being", "the object")[1] for form in crossed([])]
-    assert acts == [10, 81, 91, 88]
-    assert percent("exact", "usual order, as taught")[0] == 97
     means = [sum(run["50 passes"][part] for run in runs) / 8 for part in ("old", "negated")]
     assert means == pytest.approx([0.53, 0.48], abs=0.005)
     draws = [row for run in runs[:3] for row in run["draws"].values()]
