@@ -292,7 +292,7 @@ assert says_not(translations(model, negated)) == exact(model, negated) == 0
 print(data.tokenizer.pieces("nok"))
 
 # %% [markdown]
-# None of the 200 is right, and none of the outputs has a *not*: no training sentence has one. Nothing warns us either: the tokenizer cuts `nok` into two pieces of its vocabulary, so there is no "unknown" to report.
+# None of the 200 is right, and none of the outputs has a *not*: no training sentence has one. Nothing warns us either: the tokenizer cuts `nok` into two pieces of its vocabulary, so there is no "unknown" to report. (`ok` occurs in no training sentence.)
 #
 # **The object first.** *Kurette lirel piri viten* means *The small singer washes the basket*: the basket, *kuret*, has the ending. What does the model say?
 
@@ -375,7 +375,9 @@ for what, pairs in by_object(object_first).items():
 actors_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["runs"]])
 
 # %% [markdown]
-# @@FINDING@@
+# Means of eight seeds ([record](../results/ruvel-actors.json)). The place alone changes little, and so does the letter alone: with each seed the true actor acts in at least 84% of the outputs. With both, a being acts itself (85%). A thing doesn't: in its place another acts, in 38 to 94% of the outputs by the seed.
+#
+# In training the actor always comes first, with a capital letter. So the model takes what has both signs for the actor, whatever its ending. *Kurette* it can't read: the pieces `▁K`, `u` and `ret` occur in no training sentence. So it puts a being there that it knows, a dog.
 #
 # Why didn't it learn the ending, which is the true rule? In training the ending never contradicts the place, so the place is enough. A first suspicion was that half of the training objects are indefinite and have no ending. But models trained with an ending on every object still let the being that comes first act, in at least 87% of the outputs ([record](../results/ruvel-endings.json)).
 #
@@ -435,7 +437,7 @@ tuning_chart(load_record("ruvel")["runs"])
 #
 # *Mixed* shows each of the fifty only 50 times. Is that why it forgets less? Only in part: if *fifty negations* stops after 50 passes, 53% of the old sentences are right ([record](../results/ruvel-causes.json)).
 #
-# Why is half of the negations still wrong? @@SHOWN@@
+# Why is half of the negations still wrong? The model has learned words, not a rule. Where the fifty show this verb with this helper (*did not sing*), 64% are right; where they show the verb with another helper (*does not sing*), 22%; and with a verb that they don't have, none ([record](../results/ruvel-actors.json)). Our model's answer above, *does not brought*, has both mistakes that follow: a wrong helper, and a wrong form of the verb.
 #
 # On the command line:
 #

@@ -11,6 +11,7 @@ import pytest
 from scripts.book.figures.own_pair import actors_chart
 from scripts.book.records import load_record
 from scripts.ch26_your_own_pair import (
+    LEARNER,
     actors,
     by_object,
     collected,
@@ -20,6 +21,7 @@ from scripts.ch26_your_own_pair import (
     ruvel_corpus,
     with_twins,
 )
+from scripts.core.data import prepare
 from scripts.core.recipes import tuning_recipe
 from scripts.corpora import invented
 from scripts.corpora.invented import nouns_of, ruvel_pairs, usual_order, with_ending
@@ -146,6 +148,36 @@ def test_the_record_says_what_the_chapter_says():
     kept = [mean("tuned", name, "old") for name in (*ALONE, "mixed")]
     assert kept == pytest.approx([0.16, 0.44, 0.97], abs=0.005)
     assert ends("tuned", "fifty others", "old")[1] < 0.5
+
+
+def test_both_signs_together_change_who_acts_and_words_are_learned_not_a_rule():
+    runs = load_record("ruvel-actors")["runs"]
+    assert [run["seed"] for run in runs] == [*range(1, 9)]
+    last = [run["who acts"].pop("first, capital") for run in runs]
+    alone = [
+        acts["the true actor"]
+        for run in runs
+        for kinds in run["who acts"].values()
+        for acts in kinds.values()
+    ]
+    assert round(min(alone), 2) == 0.84
+    assert round(sum(kinds["a being"]["the object"] for kinds in last) / 8, 2) == 0.85
+    another = [round(kinds["a thing"]["another"], 2) for kinds in last]
+    assert (min(another), max(another)) == (0.38, 0.94)
+    right = [sum(run["right"][part] for run in runs) / 8 for part in by_shown([], FIFTY)]
+    assert right == pytest.approx([0.64, 0.22, 0], abs=0.005)
+
+
+def test_by_what_the_fifty_show():
+    one = ("", "The dog did not sing.")
+    parts = by_shown([one, ("", "A dog does not sing."), ("", "A dog did not eat.")], [one])
+    assert [len(pairs) for pairs in parts.values()] == [1, 1, 1]
+
+
+def test_no_training_sentence_has_the_pieces_of_what_the_model_cannot_read():
+    data = prepare(LEARNER, ruvel_corpus())
+    pieces = {p for source, _ in data.corpus["train"] for p in data.tokenizer.pieces(source)}
+    assert not pieces & {"▁K", "u", "ret", "ok"}
 
 
 def test_the_causes_are_as_the_chapter_says():
