@@ -534,7 +534,7 @@ scores = 40 + 0.5 * torch.randn(100_000, 18)  # so many such contests
 print(f"the best of 18 equal models seems to have {scores.max(dim=1).values.mean():.1f}")
 
 # %% [markdown]
-# A maximum flatters. (Less on the same captions, as our epochs are scored: they share part of the error.) So never choose an epoch by the test set. Score the chosen model on it once, at the end.
+# A maximum flatters. So never choose an epoch by the test set. Score the chosen model on it once, at the end.
 
 # %%
 split = "test_2016_flickr" if gpu else "test"
@@ -561,10 +561,10 @@ columns = ["train_loss", "val_loss", "end_loss", "length_ratio", "loops", "bleu_
 history.loc[10:12, columns].round(2)
 
 # %% [markdown]
-# **What falls?** With a beam of 5 BLEU falls by only 1.1, and with loops cut by 1.5. With a beam of 5 *and* loops cut it doesn't fall at all: 39.9 before, 40.2 after. So it is greedy outputs that don't stop. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
+# **What falls?** With a beam of 5 BLEU falls by only 1.1, and with loops cut by 1.5. With a beam of 5 *and* loops cut it doesn't fall at all: 39.9 before, 40.2 after. So it is outputs that don't stop, most of all greedy ones. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
 #
-# - *Luck with these captions*: no. The fall has a 95% interval of −5.3 to −2.0 BLEU ([chapter 10](ch10_judging.ipynb)).
-# - *Rounding*: no. The shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall by 3.2 and 2.5.
+# - *Luck with these captions*: hardly. The 95% interval is −5.3 to −2.0 BLEU ([chapter 10](ch10_judging.ipynb)), though of the worst epoch.
+# - *Rounding*: no. The shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall in the same epoch, by 3.2 and 2.5.
 # - *The recipe alone*: no. Three [GPU runs](../results/gpu-small-1.json) with other batches never fall by more than 1.3.
 #
 # Three are left: *dropout* drew unluckily, some *steps* were special, or the *order* of the steps was.
@@ -581,14 +581,14 @@ fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", st
 # %% [markdown]
 # Grey is the range of BLEU at the looks before step 241 and after step 255. Between these, BLEU falls far below it. Five steps later it is back.
 #
-# Of steps 241 to 246 all but 242 have long sentences, of 21 to 43 tokens on average; the epoch's mean is 17. We call these five the *long steps*. Only epochs 7 and 18 have six steps in a row with as long a mean (over 25), and not near their ends.
+# Of steps 241 to 246 all but 242 have long sentences, of 21 to 43 tokens on average; the epoch's mean is 17. We call these five the *long steps*. Only epochs 7 and 18 have six such steps in a row, and not near their ends.
 #
 # **Control.** We train epoch 11 again from the same state. Each panel of the picture changes the order in one way, and has three draws of dropout:
 #
 # - *nothing*: the epoch as it came;
 # - *five others first*: the five steps before the long ones move to the start;
 # - *long steps first*: the long steps move there;
-# - *another end*: the nine steps after the long ones change places with the nine before them;
+# - *other neighbours*: the nine steps after the long ones change places with the nine before them;
 # - *shuffled before*: all steps but the long ones and the last nine are shuffled (two orders).
 #
 # **Predict.** Which changes prevent the fall, and which only heal it sooner?
@@ -598,7 +598,7 @@ controls = {
     "nothing": fall["controls"]["as they came"],
     "five others first": fall["controls"]["five others first"],
     "long steps first": fall["controls"]["long steps first"],
-    "another end": fall["controls"]["others after the long steps"],
+    "other neighbours": fall["controls"]["others after the long steps"],
     "shuffled before": [
         *fall["controls"]["order 1, long steps late, own end"],
         *fall["controls"]["order 2, long steps late, own end"],
@@ -607,7 +607,7 @@ controls = {
 controls_chart(controls, steady, "The fall needs the long steps near the end and their neighbours")
 
 # %% [markdown]
-# **Culprit.** Dropout doesn't begin the fall: it comes with each draw. Moving steps isn't it either: with five others moved BLEU falls as before. With the long steps moved to the start nothing falls. With another end BLEU falls by step 250, and is back at 255. With other steps before, it stays in the grey, though 30 to 40 outputs loop. So the fall needs the long steps and their neighbours. They may not be enough elsewhere: the GPU run with our seed has steps as long at the same place, and doesn't fall.
+# **Culprit.** Dropout doesn't begin the fall: it comes with each draw. Nor is it enough to move any five steps: BLEU falls as before. With the long steps moved to the start nothing falls. With other neighbours BLEU falls by step 250, and is back at 255. With other steps before, it falls by 0.4 on average. So this fall needs the long steps and their neighbours. The GPU run with our seed has steps as long at the same place, and no fall. And not every fall needs steps so long: epoch 5 has the same symptoms.
 #
 # **Moral.** One epoch's BLEU is a snapshot: had the epoch ended five steps later, nobody would have seen a fall. So don't stop a run for one bad epoch. Look at the length of the outputs, and wait: in the last four epochs, while the rate goes to 0, BLEU moves by less than 0.5.
 #
@@ -640,7 +640,7 @@ with tempfile.TemporaryDirectory() as folder:
     torch.testing.assert_close(mean, 5000 * torch.arange(6, dtype=torch.float32))
 
 # %% [markdown]
-# **Experiment.** Does the fall of epoch 11 survive in such a mean? We train it once more, keep the weights after each of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. If the weights jitter from step to step, a mean of 5 no longer falls. If they drift for ten steps, only longer means don't. **Predict.**
+# **Experiment.** Does the fall of epoch 11 survive in such a mean? We train it once more, keep the weights after each of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. If the weights jitter from step to step, a mean of 5 no longer falls. If they drift the same way for ten steps, only a mean over more keeps its BLEU. **Predict.**
 
 # %%
 columns = ["bleu", "mean of 5", "mean of 10", "mean of 20", "mean of 40"]
