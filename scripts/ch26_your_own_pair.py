@@ -375,9 +375,9 @@ for what, pairs in by_object(object_first).items():
 actors_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["runs"]])
 
 # %% [markdown]
-# Means of eight seeds ([record](../results/ruvel-actors.json)). The place alone changes little, and so does the letter alone: with each seed the true actor acts in at least 84% of the outputs. With both, a being acts itself (85%). A thing doesn't: in its place another acts, in 38 to 94% of the outputs by the seed.
+# Means of eight seeds ([record](../results/ruvel-actors.json)). While who acts keeps its capital letter, the place alone changes little, and so does the letter alone: with each seed the true actor acts in at least 84% of the outputs. (Without that letter either is enough: between beings in small letters the first one acts in 91%, [record](../results/ruvel-causes.json).) With both, a being acts itself (85%). A thing doesn't: in its place another acts, in 38 to 94% of the outputs by the seed.
 #
-# In training the actor always comes first, with a capital letter. So the model takes what has both signs for the actor, whatever its ending. *Kurette* it can't read: the pieces `▁K`, `u` and `ret` occur in no training sentence. So it puts a being there that it knows, a dog.
+# In training the actor always comes first, with a capital letter. So the model goes by these two signs, whatever the ending. *Kurette* it can't read: the pieces `▁K`, `u` and `ret` occur in no training sentence. So it puts a being there that it knows, a dog.
 #
 # Why didn't it learn the ending, which is the true rule? In training the ending never contradicts the place, so the place is enough. A first suspicion was that half of the training objects are indefinite and have no ending. But models trained with an ending on every object still let the being that comes first act, in at least 87% of the outputs ([record](../results/ruvel-endings.json)).
 #
@@ -432,12 +432,12 @@ tuning_chart(load_record("ruvel")["runs"])
 
 # %% [markdown]
 # - *Fifty negations* alone teach: 56% of the negations are right (all figures are means of eight seeds). But only 16% of the old sentences are, and many of them get a *not*.
-# - *Fifty others* have no negation, and leave 44% of the old sentences right. So more than half of the loss comes from any fifty sentences, seen 130 times each. The rest is the *not* in its wrong places.
+# - *Fifty others* have no negation, and leave 44% of the old sentences right. So more than half of the loss comes from any fifty sentences, seen 130 times each. The negations also put a *not* into many old sentences.
 # - *Mixed* teaches nearly as well, 48%, and forgets almost nothing: 97% of the old sentences are right.
 #
 # *Mixed* shows each of the fifty only 50 times. Is that why it forgets less? Only in part: if *fifty negations* stops after 50 passes, 53% of the old sentences are right ([record](../results/ruvel-causes.json)).
 #
-# Why is half of the negations still wrong? The model has learned words, not a rule. Where the fifty show this verb with this helper (*did not sing*), 64% are right; where they show the verb with another helper (*does not sing*), 22%; and with a verb that they don't have, none ([record](../results/ruvel-actors.json)). Our model's answer above, *does not brought*, has both mistakes that follow: a wrong helper, and a wrong form of the verb.
+# Why is half of the negations still wrong? The model has learned mostly word by word. Where the fifty show this verb with this helper (*did not sing*), 64% are right; where they show the verb with another helper (*does not sing*), 22%; and of ten with the one verb that they don't have, none ([record](../results/ruvel-actors.json)). Our model's answer above, *does not brought*, has both mistakes that follow: a wrong helper, and a wrong form of the verb.
 #
 # On the command line:
 #
@@ -517,7 +517,7 @@ case.round(1)  # BLEU
 # %% [markdown]
 # **Culprit.** Twins. The random split promises over 90 BLEU, and users get 65. The honest split promises less than users get, and that is a fair guess: its 99 test sentences are only 33 different ones, so the draw moves its score by several points. Eight seeds agree ([record](../results/ruvel.json)).
 #
-# It isn't another kind of sentences: a model that saw no twin has about as much on both sets. Nor is it overfitting. If it were, fewer passes would help on fresh sentences. They do harm: 8 epochs give 21 to 30 BLEU there, 20 give 59 to 65, and 40 give 70 to 74 ([three seeds](../results/ruvel-controls.json)).
+# It isn't another kind of sentences: a model that saw no twin has no less on the fresh ones. Nor is it overfitting. If it were, fewer passes would help on fresh sentences. They do harm: 8 epochs give 21 to 30 BLEU there, 20 give 59 to 65, and 40 give 70 to 74 ([three seeds](../results/ruvel-controls.json)).
 #
 # ## What more pairs give
 #
