@@ -59,7 +59,7 @@ from torch import Tensor, nn
 
 from scripts import ROOT, runs_folder
 from scripts.book.exercises import check, outcome
-from scripts.book.figures.training import controls_chart, fall_chart, history_chart
+from scripts.book.figures.training import controls_chart, fall_chart, history_chart, saved_run
 from scripts.book.records import load_record
 from scripts.ch06_training import Batch, EpochReport, LabelSmoothing, batch_loss, train_step
 from scripts.ch07_multi30k import token_batches
@@ -160,8 +160,7 @@ class Run:
         adam = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": True}
         self.optimizer = torch.optim.Adam(self.model.parameters(), **adam)
         self.epoch, self.done, self.steps_taken = 1, 0, 0  # `done` counts this epoch's steps
-        self.report = EpochReport()  # sums over the epoch in progress
-        self.history: list[dict[str, float]] = []  # a row for each epoch that is over
+        self.report, self.history = EpochReport(), []  # this epoch's sums; a row for each before
         total_steps = sum(len(self.plan(epoch)) for epoch in range(1, config.epochs + 1))
         self.rate = learning_rate(config, total_steps)  # of step 1, 2, …
 
@@ -266,14 +265,13 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # > **In short.** A state holds all that changes from step to step. So a resumed run ends with the same bits as one that never stopped, if code, CPU and number of threads are the same.
 #
-# Many scripts save only `model.state_dict()`. The next step depends on more:
-#
-# - the weights, and the optimizer's averages of each: Adam keeps `step`, `exp_avg` and `exp_avg_sq` in `optimizer.state[weight]`;
-# - the epoch and the step within it, from which the batch follows;
-# - the number of steps done, from which the rate follows;
-# - the random generator's state (`torch.get_rng_state()`), from which dropout draws. (On a GPU it draws from another, which the engine saves, too.)
-#
-# The state also holds the history, from which the best epoch is chosen, and the losses added up so far in this epoch.
+# Many scripts save only `model.state_dict()`. The next step depends on more.
+
+# %%
+saved_run()
+
+# %% [markdown]
+# Adam keeps `step`, `exp_avg` and `exp_avg_sq` in `optimizer.state[weight]`. `done` counts the steps of this epoch. `torch.get_rng_state()` is the random generator's state; on a GPU dropout draws from another generator, which the engine saves, too.
 #
 # First we train a tiny model without interruption, to compare with. It has dropout: without it, a trainer that forgets the generator would pass.
 
@@ -547,34 +545,36 @@ print(f"{split}, {len(sources):,} captions: BLEU {score:.1f}")
 #
 # > **In short.** In epoch 11 BLEU falls by 3.7 while both losses fall. The model's own outputs grow too long. The loss can't show it: it is computed on references only.
 #
-# **Symptom.** The run above, once more:
-#
-# | column | meaning |
-# |---|---|
-# | `length_ratio` | length of all outputs, divided by that of all references |
-# | `loops` | outputs, of 1,014, that say the same four times in a row |
-# | `bleu_cut` | BLEU after each loop is cut behind its first copy |
-# | `end_loss` | validation loss, unsmoothed, at the end mark of each reference |
+# **Symptom.** The run above, once more. `end_loss` is the validation loss, unsmoothed, at the end mark of each reference. `length_ratio` is the length of all outputs, divided by that of all references. `loops` counts the outputs, of 1,014, that say the same four times in a row.
 
 # %%
-columns = ["train_loss", "val_loss", "end_loss", "length_ratio", "loops", "bleu_cut", "val_bleu"]
+columns = ["train_loss", "val_loss", "end_loss", "length_ratio", "loops", "val_bleu"]
 history.loc[10:12, columns].round(2)
 
 # %% [markdown]
-# **What falls?** With a beam of 5 BLEU falls by only 1.1, and with loops cut by 1.5. With a beam of 5 *and* loops cut it doesn't fall at all: 39.9 before, 40.2 after. So it is outputs that don't stop, most of all greedy ones. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
+# **What falls?** We translate with greedy search and with a beam of 5, and then cut each loop behind its first copy. The table has the change of BLEU from epoch 10 to 11. **Predict.** Which of the four falls least?
+
+# %%
+fall = epochs_record["fall"]
+beam = pd.DataFrame(fall["by a beam of 5"]).T.rename(index=int)
+searches = pd.concat({"greedy": history.loc[[10, 11]], "a beam of 5": beam})
+changes = searches[["bleu", "bleu_cut"]].astype(float).groupby(level=0, sort=False).diff().dropna()
+changes.droplevel(1).set_axis(["outputs as they are", "loops cut"], axis=1).round(1)
+
+# %% [markdown]
+# With a beam *and* loops cut BLEU doesn't fall. So what falls are outputs that don't stop, most of all greedy ones. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
 #
-# - *Luck with these captions*: hardly. The 95% interval is −5.3 to −2.0 BLEU ([chapter 10](ch10_judging.ipynb)), though of the worst epoch.
+# - *Luck with these captions*: hardly. The fall's 95% interval is 2.0 to 5.3 BLEU ([chapter 10](ch10_judging.ipynb)). But we chose the worst epoch, which makes a fall look larger.
 # - *Rounding*: no. The shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall in the same epoch, by 3.2 and 2.5.
-# - *The recipe alone*: no. Three [GPU runs](../results/gpu-small-1.json) with other batches never fall by more than 1.3.
+# - *The recipe alone*: no. Three [GPU runs](../results/gpu-small-1.json) never fall by more than 1.3 after epoch 5.
 #
 # Three are left: *dropout* drew unluckily, some *steps* were special, or the *order* of the steps was.
 #
 # **Instrument.** We train epoch 11 again, and translate after every fifth step: a *look*.
 
 # %%
-fall = epochs_record["fall"]
-example = fall["examples"][3]
-print(example["source"], example["before"], example["after"][:200] + " …", sep="\n")
+example = (fall["examples"][3][text][:200] for text in ("source", "before", "after"))
+print(*example, sep="\n", end=" …\n")
 steady = [row["bleu"] for row in fall["step by step"] if not 240 < row["step"] <= 255]
 fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", start=240, end=255)
 
@@ -583,31 +583,37 @@ fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", st
 #
 # Of steps 241 to 246 all but 242 have long sentences, of 21 to 43 tokens on average; the epoch's mean is 17. We call these five the *long steps*. Only epochs 7 and 18 have six such steps in a row, and not near their ends.
 #
-# **Control.** We train epoch 11 again from the same state. Each panel of the picture changes the order in one way, and has three draws of dropout:
+# **Control.** We train epoch 11 again from the same state, each time with one change in the order. A panel has three draws of dropout:
 #
 # - *nothing*: the epoch as it came;
 # - *five others first*: the five steps before the long ones move to the start;
 # - *long steps first*: the long steps move there;
 # - *other neighbours*: the nine steps after the long ones change places with the nine before them;
-# - *shuffled before*: all steps but the long ones and the last nine are shuffled (two orders).
+# - *shuffled before*: the steps before the long ones come in another order (two panels).
 #
 # **Predict.** Which changes prevent the fall, and which only heal it sooner?
 
 # %%
-controls = {
-    "nothing": fall["controls"]["as they came"],
-    "five others first": fall["controls"]["five others first"],
-    "long steps first": fall["controls"]["long steps first"],
-    "other neighbours": fall["controls"]["others after the long steps"],
-    "shuffled before": [
-        *fall["controls"]["order 1, long steps late, own end"],
-        *fall["controls"]["order 2, long steps late, own end"],
-    ],
+orders = {
+    "nothing": ("… 4 5 L 9", "as they came"),
+    "five others first": ("5 … 4 L 9", "five others first"),
+    "long steps first": ("L … 4 5 9", "long steps first"),
+    "other neighbours": ("… 9 L 4 5", "others after the long steps"),
+    "shuffled before": ("mixed L 9", "order 1, long steps late, own end"),
+    "shuffled again": ("mixed L 9", "order 2, long steps late, own end"),
 }
-controls_chart(controls, steady, "The fall needs the long steps near the end and their neighbours")
+controls_chart(fall, orders, steady, "The fall needs late long steps and their neighbours")
 
 # %% [markdown]
-# **Culprit.** Dropout doesn't begin the fall: it comes with each draw. Nor is it enough to move any five steps: BLEU falls as before. With the long steps moved to the start nothing falls. With other neighbours BLEU falls by step 250, and is back at 255. With other steps before, it falls by 0.4 on average. So this fall needs the long steps and their neighbours. The GPU run with our seed has steps as long at the same place, and no fall. And not every fall needs steps so long: epoch 5 has the same symptoms.
+# **Culprit.**
+#
+# - Dropout doesn't begin the fall: it comes with each draw.
+# - Moving just any five steps changes nothing: BLEU falls as before.
+# - With the long steps at the start nothing falls. So the fall needs them late.
+# - With other neighbours BLEU falls by step 250, and is back at 255. So the neighbours keep the fall alive.
+# - With other steps before, it falls by 0.4 on average. So the order before counts, too.
+#
+# Long steps alone aren't enough: the GPU run with our seed has steps as long at the same place, and no fall. Nor does every fall need steps so long: epoch 5 has the same symptoms.
 #
 # **Moral.** One epoch's BLEU is a snapshot: had the epoch ended five steps later, nobody would have seen a fall. So don't stop a run for one bad epoch. Look at the length of the outputs, and wait: in the last four epochs, while the rate goes to 0, BLEU moves by less than 0.5.
 #
@@ -634,19 +640,17 @@ def average_checkpoints(paths: Sequence[Path]) -> dict[str, Tensor]:
 # %%
 with tempfile.TemporaryDirectory() as folder:
     paths = [Path(folder, f"{i}.safetensors") for i in range(3)]
-    for path, size in zip(paths, (0, 3000, 12000), strict=True):
+    for path, size in zip(paths, (0, 3000, 12000), strict=True):  # 5 · 15,000: no float16
         save_tensors(path, {"weight": size * torch.arange(6).half()}, {})
-    mean = average_checkpoints(paths)["weight"]  # 75,000, the sum, is too much for float16
-    torch.testing.assert_close(mean, 5000 * torch.arange(6, dtype=torch.float32))
+    assert average_checkpoints(paths)["weight"].equal(5000 * torch.arange(6).float())
 
 # %% [markdown]
-# **Experiment.** Does the fall of epoch 11 survive in such a mean? We train it once more, keep the weights after each of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. If the weights jitter from step to step, a mean of 5 no longer falls. If they drift the same way for ten steps, only a mean over more keeps its BLEU. **Predict.**
+# **Experiment.** Does the fall of epoch 11 survive in such a mean? We train it once more, keep the weights after each of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. The table has the mean BLEU of three draws of dropout. If the weights jitter from step to step, a mean of 5 no longer falls. If they drift the same way for ten steps, only a mean over more keeps its BLEU. **Predict.**
 
 # %%
 columns = ["bleu", "mean of 5", "mean of 10", "mean of 20", "mean of 40"]
 means = {n: pd.DataFrame(runs)[columns].mean() for n, runs in epochs_record["means"].items()}
-table = pd.DataFrame(means).T.rename_axis("epoch").rename(columns={"bleu": "last weights"})
-table.round(1)  # BLEU, the mean of three draws of dropout
+pd.DataFrame(means).T.round(1).rename_axis("epoch").rename(columns={"bleu": "last weights"})
 
 # %% [markdown]
 # The weights drift: means of 5 and 10 fall, too. A mean of 20, with ten from before the fall, hides it; so does one of 40. In epoch 12 the mean of 40 is 0.5 lower: the last weights were lucky, or the mean is old. Over epochs 10 to 12 the last weights range over 8 BLEU, the means of 40 over 1.5. At the end of epoch 18 the rate is 0: the weights hardly move, and no mean changes anything.

@@ -1,6 +1,7 @@
 """The study of epochs: what counts as a loop, and the orders that its controls train in."""
 
 import pytest
+import torch
 from tiny import few_pairs
 
 from scripts.studies import epochs
@@ -18,6 +19,11 @@ from scripts.studies import epochs
 def test_a_loop_is_four_copies_and_is_cut_behind_the_first(ids, loop):
     assert epochs.loop_in(ids) == loop
     assert epochs.cut_at_loop(ids) == (ids[: sum(loop)] if loop else ids)
+
+
+def test_a_mean_of_weights_is_that_of_the_last_steps():
+    weights = [torch.tensor([n, 2.0 * n]) for n in (100, 1, 3)]
+    assert epochs.mean_of_last(weights, 2).tolist() == [2.0, 4.0]
 
 
 def test_the_longest_of_the_last_steps_move_and_nothing_is_lost(monkeypatch):

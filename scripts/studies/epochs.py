@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from scripts import runs_folder
 from scripts.book.files import write_whole
@@ -121,6 +121,11 @@ def losses_by_label(trained: Trained, data: TrainingData) -> dict[str, float]:
     return {"end_loss": round(means[0], 3), "other_loss": round(means[1], 3)}
 
 
+def mean_of_last(weights: Collection[Tensor], steps: int) -> Tensor:
+    """The mean of the weights (W,) after the last `steps` steps."""
+    return torch.stack([*weights][-steps:]).mean(dim=0)
+
+
 class KeepsStates(Training):
     """A training that keeps the state after each epoch."""
 
@@ -212,8 +217,7 @@ class Epochs:
                 rows.append(row | judged(data, translated(training.trained, data)))
                 print(rows[-1], flush=True)
         for steps in means:
-            mean = torch.stack([*weights][-steps:]).mean(dim=0)
-            nn.utils.vector_to_parameters(mean, model.parameters())
+            nn.utils.vector_to_parameters(mean_of_last(weights, steps), model.parameters())
             rows[-1] |= {
                 f"mean of {steps}": judged(data, translated(training.trained, data))["bleu"]
             }

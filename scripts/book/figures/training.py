@@ -8,9 +8,12 @@ from typing import Any
 
 from scripts import Late
 from scripts.book.charts import lines, long, rounded, titled
+from scripts.book.figures.diagram import drawn
 from scripts.book.look import GREY, LOG, PALETTE, bar_axis
 
 alt, pd = Late("altair"), Late("pandas")
+
+WIDTH = 92  # of a panel of `controls_chart`
 
 
 def learning_curves(
@@ -85,6 +88,15 @@ def diary(frame: pd.DataFrame) -> alt.HConcatChart:
     return alt.hconcat(bars.properties(width=170, **size), texts.properties(width=430, **size))
 
 
+def saved_run() -> alt.TopLevelMixin:
+    """What a trainer's state holds, and how a run that was killed goes on from it."""
+    return titled(
+        drawn("saved_run").chart(),
+        "A killed run goes on from the last state on the disk",
+        "The state also holds what only the report needs: the history, and this epoch's losses.",
+    )
+
+
 def fall_chart(
     fall: Mapping[str, Any], steady: Sequence[float], title: str, *, start: int, end: int
 ) -> alt.VConcatChart:
@@ -131,33 +143,61 @@ def band(scores: Sequence[float], axis: str) -> alt.Chart:
     return ends.encode(**{axis: "low:Q", f"{axis}2": "high:Q"})
 
 
+# The blocks of an epoch's steps: a name, its width in pixels, its colour.
+BLOCKS = {"…": (22, "#EEEEEE"), "4": (11, "#CFE3F2"), "5": (13, "#CFE3F2")}
+BLOCKS |= {"L": (19, PALETTE[3]), "9": (25, "#F7D9C4"), "mixed": (46, "#EEEEEE")}
+
+
+def order_strip(order: str) -> alt.LayerChart:
+    """The blocks of an epoch's steps, as in "… L 9"; not to scale."""
+    blocks, x = [], 0
+    for name in order.split():
+        width, color = BLOCKS[name]
+        blocks.append({"block": name, "x": x, "x2": x + width, "color": color})
+        x += width
+    scale = alt.Scale(domain=[0, x], nice=False)
+    base = alt.Chart(pd.DataFrame(blocks)).encode(alt.X("x:Q", axis=None, scale=scale))
+    rects = base.mark_rect(stroke="white").encode(x2="x2", color=alt.Color("color:N", scale=None))
+    names = base.transform_calculate(middle="(datum.x + datum.x2) / 2").mark_text()
+    names = names.encode(alt.X("middle:Q", axis=None), text="block:N")
+    return (rects + names).properties(height=18)
+
+
 def controls_chart(
-    controls: Mapping[str, Sequence[Mapping]], steady: Sequence[float], title: str
+    fall: Mapping[str, Any],
+    orders: Mapping[str, tuple[str, str]],
+    steady: Sequence[float],
+    title: str,
 ) -> alt.HConcatChart:
     """BLEU in the last ten steps of repeated epochs: a panel for each change, a curve for each run.
 
-    A run has `step`, `bleu`, and its earlier looks in `earlier`. A grey band spans the `steady`
-    scores.
+    `fall` is the record's. `orders` has each change's order of BLOCKS, and its control's name in
+    the record. A grey band spans the `steady` scores.
     """
-    runs = (run for runs in controls.values() for run in runs)
-    scores = [*steady, *(look["bleu"] for run in runs for look in (*run["earlier"], run))]
-    scale = alt.Scale(domain=[min(scores) - 0.5, max(scores) + 0.5], nice=False, zero=False)
-    panels, grey = [], band(steady, "y").encode(alt.Y("low:Q", scale=scale))
-    for change, runs in controls.items():
-        looks = [
+    looks = {
+        change: [
             {"run": number, "step": look["step"], "bleu": look["bleu"]}
-            for number, run in enumerate(runs)
+            for number, run in enumerate(fall["controls"][control])
             for look in (*run["earlier"], run)
         ]
+        for change, (_, control) in orders.items()
+    }
+    scores = [*steady, *(look["bleu"] for rows in looks.values() for look in rows)]
+    scale = alt.Scale(domain=[min(scores) - 0.5, max(scores) + 0.5], nice=False, zero=False)
+    panels, grey = [], band(steady, "y").encode(alt.Y("low:Q", scale=scale))
+    for change, rows in looks.items():
         x = alt.X("step:O", title="step").axis(labelAngle=0, grid=False)
         y = alt.Y("bleu:Q", title=None if panels else "validation BLEU", scale=scale)
-        curves = alt.Chart(rounded(pd.DataFrame(looks)))
+        curves = alt.Chart(rounded(pd.DataFrame(rows)))
         curves = curves.mark_line(point={"color": PALETTE[0]}, color=PALETTE[0])
-        panel = (grey + curves.encode(x, y, detail="run:N")).properties(width=112, height=170)
+        panel = (grey + curves.encode(x, y, detail="run:N")).properties(width=WIDTH, height=170)
+        strip = order_strip(orders[change][0]).properties(width=WIDTH)
+        panel = alt.vconcat(strip, panel, spacing=6)
         panels.append(panel.properties(title=alt.TitleParams(change, fontSize=12)))
-    caption = "A curve is one run, which ends with the epoch at step 255. Grey: as in the picture "
-    caption += "above. The axis doesn't begin at 0."
-    return titled(alt.hconcat(*panels), title, caption, wrap=96)
+    caption = "Strips: the epoch's order, not to scale. L: the long steps; 9: the nine after them; "
+    caption += "5: the five before; 4: four before those; …: all others. A curve is one draw of "
+    caption += "dropout, and ends with the epoch. Grey: as above. The axis doesn't begin at 0."
+    return titled(alt.hconcat(*panels), title, caption, wrap=104)
 
 
 RECIPES_OF_SIZES = ("by size", "one for all", "longer")
