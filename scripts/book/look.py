@@ -76,11 +76,15 @@ def json_and_png(spec: dict, **_) -> tuple[dict, dict]:
 
 
 def _squeezed(png: bytes) -> bytes:
-    """The same picture with its pixels packed tighter: vl-convert's are about four times larger."""
+    """The picture in at most 256 colours, packed tightly: a tenth of what vl-convert makes.
+
+    A picture that has no more colours keeps each of its pixels.
+    """
     from PIL import Image
 
-    packed = io.BytesIO()
-    Image.open(io.BytesIO(png)).save(packed, "PNG", optimize=True)
+    packed, picture = io.BytesIO(), Image.open(io.BytesIO(png)).convert("RGB")
+    picture = picture.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    picture.save(packed, "PNG", optimize=True)
     return packed.getvalue()
 
 
