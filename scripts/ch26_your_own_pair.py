@@ -38,6 +38,7 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -326,20 +327,21 @@ assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns
 
 
 # %%
-def crossed(pairs: PAIRS) -> dict[str, PAIRS]:
-    """Pairs whose object comes first: in both places, with its capital letter and without.
+def crossed(pairs: PAIRS) -> dict[tuple[str, str], PAIRS]:
+    """Pairs whose object comes first, in eight forms: by who has a capital letter, and who is first.
 
-    Who acts has a capital letter in all.
+    All other words are in small letters.
     """
-    cells = {}
+    forms = {}
     for source, target in pairs:
-        the_object, actor = source.split()[0], usual_order(source).split()[0]
-        for place, text in {"usual place": usual_order(source), "first": source}.items():
-            for letter, word in {"small": the_object.lower(), "capital": the_object}.items():
-                changed = {the_object: word, actor: actor.capitalize()}
-                words = [changed.get(old, old) for old in text[:-1].split()]
-                cells.setdefault(f"{place}, {letter}", []).append((" ".join(words) + ".", target))
-    return cells
+        orders = {"the actor": usual_order(source), "the object": source}
+        nouns = {first: text.split()[0].lower() for first, text in orders.items()}
+        for capital, first in product(["the actor", "both", "neither", "the object"], orders):
+            large = [noun for who, noun in nouns.items() if capital in (who, "both")]
+            words = orders[first].lower().split()
+            text = " ".join(word.capitalize() if word in large else word for word in words)
+            forms.setdefault((capital, first), []).append((text, target))
+    return forms
 
 
 def by_object(pairs: PAIRS) -> dict[str, PAIRS]:
