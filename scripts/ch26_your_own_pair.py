@@ -109,7 +109,7 @@ titled(
 #
 # > **In short.** A report names what it leaves out, and what looks odd.
 #
-# We add eight slips such as real corpora have. Four rules of the report leave a pair out: a side is empty (it teaches nothing), both sides are equal (it teaches copying), the pair came before (it would count double), or the ratio of the lengths is far from the usual one (it is probably no translation).
+# We add eight slips such as real corpora have. Four rules of the report leave a pair out: a side is empty, both sides are equal, the pair came before, or its ratio of lengths is far from the usual one.
 #
 # **Predict.** These rules leave four of the eight out. Which?
 
@@ -134,7 +134,7 @@ with TemporaryDirectory() as folder:
 print(report_text(own.report))
 
 # %% [markdown]
-# Lines 200 and 400 are guesses (a name may equal its translation): look at them. Of the four that stay, lines 500 and 800 need nothing; mend 600 and 700 by hand.
+# On lines 200 and 400 the report guesses (a name may equal its translation): look at them. Of the four that stay, lines 500 and 800 need nothing; mend 600 and 700 by hand.
 #
 # ## What may be held out
 #
@@ -316,9 +316,9 @@ assert max(case.loc["at random", "fresh"], case.loc["honest", "its test set"]) <
 case.round(1)  # BLEU
 
 # %% [markdown]
-# **Culprit.** Twins. The random split promises over 90 BLEU, and users get 59 to 66 ([eight seeds](../results/ruvel.json)). The honest split promises 48 to 58, and with another draw 58 to 63 ([three seeds](../results/ruvel-controls.json)): its 99 test sentences are only 33 different ones. That is a rough guess, but a fair one.
+# **Culprit.** Twins. The random split promises over 90 BLEU, and users get 59 to 66 ([eight seeds](../results/ruvel.json)). The honest split promises 48 to 58, and with another draw 58 to 63 ([three seeds](../results/ruvel-controls.json)): a rough guess, for its 99 test sentences are only 33 different ones.
 #
-# It isn't another kind of sentences: without twins, the corpus' own are no easier than fresh ones. Nor is it overfitting. If it were, fewer passes would help on fresh sentences. They do harm: 8 epochs give 21 to 30 BLEU there, 20 give 59 to 65, and 40 give 70 to 74 (the same three seeds).
+# It isn't another kind of sentences: without twins, its test sentences are hardly easier than fresh ones. Nor is it overfitting: then fewer passes would help on fresh sentences. But 8 epochs give 21 to 30 BLEU there, 20 give 59 to 65, and 40 give 70 to 74 (the same seeds).
 #
 # ## Where it fails
 #
@@ -327,7 +327,7 @@ case.round(1)  # BLEU
 # Our grammar has two constructions that none of our pairs has.
 #
 # - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
-# - **The object first.** *Tivente havo limen* has the ending `-te` on *tiven*, bird: the bird is heard. So the dog hears the bird.
+# - **The object first.** *Tivente havo limen*: the ending `-te` is on *tiven*, bird, so the dog hears the bird.
 #
 # **Negation.** We ask for the sentence of our first picture, without and with `nok`. **Predict.** What will the model make of a word that it has never seen?
 
@@ -352,7 +352,7 @@ assert says_not(translations(model, negated)) == exact(model, negated) == 0
 print(data.tokenizer.pieces("nok"))
 
 # %% [markdown]
-# None of the 200 is right, and none of the outputs has a *not*: no training sentence has one. Nothing warns us either: the tokenizer cuts `nok` into two pieces of its vocabulary, so there is no "unknown" to report. (No training sentence has the piece `ok`.)
+# None of the 200 is right, and none of the outputs has a *not*: no training sentence has one. Nothing warns us either: the tokenizer cuts `nok` into two pieces of its vocabulary, so there is no "unknown" to report.
 #
 # **The object first.** *Kurette lirel piri viten* means *The small singer washes the basket*: the basket, *kuret*, has the ending. What does the model say?
 
@@ -364,17 +364,17 @@ assert exact(model, object_first) < 0.05 and basket in object_first
 print(*translations(model, [basket]))
 
 # %% [markdown]
-# At most 5 of 200 such sentences are right. Here a dog acts, and no dog is in the sentence! Two things are new about the basket:
+# At most 5 of 200 such sentences are right. Here a dog acts, and no dog is in the sentence! Two things are new about the basket, and both are signs of the actor:
 #
-# 1. It comes **first**. In training who acts comes first.
-# 2. It has a **capital letter**. In training no sentence begins with a thing, so the model never saw *Kurette*, only *kurette*, and these have different pieces:
+# 1. It comes **first**, where in training only the actor stands.
+# 2. It has a **capital letter**, which in training only the actor has: never a thing. So the model saw *kurette*, but not *Kurette*, and these have different pieces:
 
 # %%
 print(data.tokenizer.pieces("Kurette"), data.tokenizer.pieces("kurette"))
 assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns_of(THINGS)}
 
 # %% [markdown]
-# **Experiment.** Who acts had both signs in training: the first place, and the capital letter. Which of them makes a noun the actor? We give the letter to the actor, to the object, to both or to neither, in either order.
+# **Experiment.** Which sign makes a noun the actor? We give the letter to the actor, the object, both or neither, in either order.
 
 
 # %%
@@ -395,13 +395,13 @@ def crossed(pairs: PAIRS) -> dict[tuple[str, str], PAIRS]:
     return forms
 
 
-forms = crossed([basket])
-pd.Series({form: pairs[0][0] for form, pairs in forms.items()}).unstack(sort=False)
+forms = pd.Series({form: pairs[0][0] for form, pairs in crossed([basket]).items()})
+forms.rename_axis(["capital letter", "first"]).unstack(sort=False)
 
 # %% [markdown]
-# The rows say who has the letter, and the columns who is first; the actor is the singer. A second group of sentences has a *being* for its object, such as the bird. Beings begin training sentences, so the model can read them with a capital letter.
+# The actor is the singer. A second group of sentences has a *being* for its object, such as the bird: the model has seen *Tiven*.
 #
-# Our English names who acts first. So we look at an output's first noun: the true actor, the object, or another, such as our dog. If the place alone counts, all rows are alike; if the letter alone does, both columns are. **Predict.** Between beings, and for things.
+# Our English names who acts first. So we look at an output's first noun: the true actor, the object, or another, such as our dog. If the place alone counts, all rows are alike; if the letter alone does, both columns are. **Predict.** Which counts, between beings and for things?
 
 
 # %%
@@ -440,9 +440,9 @@ actors_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["
 # %% [markdown]
 # **Between beings** the capital letter decides ([record](../results/ruvel-actors.json): eight seeds, 250 other sentences). If one of the two has it, that one acts, wherever it stands: with each seed in at least 83% of the outputs. If both or neither have it, the first one acts, in at least 66%. The model sees the letter only as another piece, `▁Tiven` for `▁tiven`. In training the one always acts, and the other never does.
 #
-# **A thing** with a capital letter acts in 2% at most. The model can't read it: no training sentence has the pieces `▁K`, `u` and `ret`. If only the true actor has the letter, it acts, in at least 94%, wherever it stands. In the other three rows the place counts, too: in the first place the true actor acts at least three times as often as in the second (means). In our sentence the singer has neither sign, and in 92% of such outputs another being acts, such as our dog. Only without any capital letter does a thing in the first place act, in 52%.
+# **A thing** with a capital letter acts in 2% at most. The model can't read it: no training sentence has the pieces `▁K`, `u` and `ret`. If only the true actor has the letter, it acts in at least 94%, wherever it stands. In the other three rows the place counts, too: the true actor acts, in the mean, at least three times as often from the first place. In sentences like ours it has neither sign, and in 92% another being acts.
 #
-# Why didn't it learn the ending, which is the true rule? In training the ending never contradicts the two signs, so they are enough. A first suspicion was that half of the training objects are indefinite and have no ending. But models trained with an ending on every object still let a being act that comes first with a capital letter, in at least 87% of the outputs ([record](../results/ruvel-endings.json)).
+# Why didn't the model learn the ending, which is the true rule? In training the ending never contradicts the two signs, so they are enough. Half of the training objects are indefinite, without an ending; but models trained with an ending on every one still let the being act that has both signs, in at least 87% of the outputs ([record](../results/ruvel-endings.json)).
 #
 # ## Fifty sentences
 #
@@ -495,7 +495,7 @@ tuning_chart(load_record("ruvel")["runs"])
 
 # %% [markdown]
 # - *Fifty negations* alone teach: 56% of the negations are right (all figures are means of eight seeds). But only 16% of the old sentences are, and many of them get a *not*.
-# - *Fifty others* have no negation, and leave 44% of the old sentences right. So more than half of the loss needs no negation: it comes from fifty sentences seen 130 times each. The negations also put a *not* into many old sentences.
+# - *Fifty others* have no negation, and leave 44% of the old sentences right. So more than half of the loss needs no negation: it comes from fifty sentences seen 130 times each.
 # - *Mixed* teaches nearly as well, 48%, and forgets almost nothing: 97% of the old sentences are right.
 #
 # *Mixed* shows each of the fifty only 50 times. Is that why it forgets less? Only in part: if *fifty negations* stops after 50 passes, 53% of the old sentences are right ([record](../results/ruvel-causes.json)).
@@ -517,9 +517,9 @@ tuning_chart(load_record("ruvel")["runs"])
 #
 # <details><summary>Details: mistakes, copies, rates</summary>
 #
-# - **Mistakes.** With four draws of fifty sentences (one is ours), and three seeds each, 40 to 60% of the negations are right. Among the wrong outputs 9 to 56% have *does* for *did*, and 37 to 83% another verb or form ([record](../results/ruvel-causes.json)).
-# - **Copies.** With two copies of the fifty among the 1,700, 96% of the negations get a *not*, but only 25% are right; with ten, 51% ([three seeds](../results/ruvel-controls.json)).
-# - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1. On other sentences 4e-3 is better ([record](../results/ruvel-controls.json)). `--from` takes 4e-3 for new pairs among known ones ([record](../results/ruvel-rates.json); none higher was tried), and 2e-4 for new ones alone.
+# - **Mistakes.** With four draws of fifty (one is ours) and three seeds, 40 to 60% of the negations are right. Of the wrong outputs 9 to 56% have *does* for *did*, and 37 to 83% another verb or form ([record](../results/ruvel-causes.json)).
+# - **Copies.** With two copies of the fifty among the 1,700, only 25% of the negations are right; with ten, 51% ([three seeds](../results/ruvel-controls.json)).
+# - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1; on other sentences 4e-3 is better ([record](../results/ruvel-controls.json)). `--from` takes 4e-3 for new pairs among known ones ([none higher was tried](../results/ruvel-rates.json)), and 2e-4 for new ones alone.
 #
 # </details>
 #
@@ -533,20 +533,20 @@ tuning_chart(load_record("ruvel")["runs"])
 # - *by size*: the recipe that `scripts.train` takes for so many pairs (the table of *Choose, train, judge*);
 # - *longer*: `small` with as many passes as *by size*.
 #
-# **Predict.** What do 1,000 pairs give, and what is the recipe worth?
+# **Predict.** What do 1,000 pairs give?
 
 # %%
 wholes = [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)]
 sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 
 # %% [markdown]
-# With 1,000 pairs *one for all* has 8.0 BLEU. It makes fewer than 200 steps, so it ends within its own warm-up of 400 steps. *By size* has 17.6. *Longer* has 16.5, so most of the gain needs no narrow model, only more passes. (They also end the warm-up: we didn't try a shorter one.)
+# With 1,000 pairs *one for all* has 8.0 BLEU. Its fewer than 200 steps end within its warm-up of 400. *By size* has 17.6. *Longer* has 16.5, so most of the gain needs no narrow model, only more passes. (They also end the warm-up: we didn't try a shorter one.)
 #
-# With 3,000 pairs *longer* is 1 BLEU better than *by size*, but takes three times as long: 507 seconds against 179. With 10,000 a recipe between the two was tried once, and lost: 31.9 BLEU against 33.4. So from there *by size* is *one for all*.
+# With 3,000 pairs *longer* is 1 BLEU better than *by size*, for three times the time: 507 seconds against 179. With 10,000 a recipe between the two was tried once and dropped: 31.9 BLEU against 33.4.
 #
-# With so few, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)).
+# With 1,000 pairs, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)).
 #
-# Don't expect 98% with 1,700 real pairs: in Ruvel the rarest stem occurs 23 times.
+# Don't expect 98% with 1,700 real pairs: in Ruvel even the rarest stem occurs 23 times.
 #
 # ## Publish it
 #

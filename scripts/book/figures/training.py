@@ -237,7 +237,7 @@ def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     label = label.encode(x, y, color, text="name")
     return titled(
         alt.layer(joined.mark_line(opacity=0.6), dots, label).properties(width=440, height=270),
-        f"With {sizes[0]:,} pairs more passes double BLEU; the rest of the recipe adds 1",
+        f"With {sizes[0]:,} pairs more passes double BLEU; the rest adds 1",
         "German to English. A point is a run, with its own draw of the pairs or with all; lines "
         "join the means. “longer” is drawn a little to the right.",
     )
