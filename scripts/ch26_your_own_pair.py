@@ -318,7 +318,7 @@ case.round(1)  # BLEU
 # %% [markdown]
 # **Culprit.** Twins. The random split promises over 90 BLEU, and users get 59 to 66 ([eight seeds](../results/ruvel.json)). The honest split promises 48 to 58, and with another draw 58 to 63 ([three seeds](../results/ruvel-controls.json)): a rough guess, for its 99 test sentences are only 33 different ones.
 #
-# It isn't another kind of sentences: without twins, its test sentences are hardly easier than fresh ones. Nor is it overfitting: then fewer passes would help on fresh sentences. But 8 epochs give 21 to 30 BLEU there, 20 give 59 to 65, and 40 give 70 to 74 (the same seeds).
+# It isn't another kind of sentences: without twins, held-out sentences are hardly easier than fresh ones. Nor is it overfitting: then fewer passes would help on fresh sentences. But 8 epochs give 21 to 30 BLEU there, 20 give 59 to 65, and 40 give 70 to 74 (the same seeds).
 #
 # ## Where it fails
 #

@@ -194,7 +194,7 @@ def acting(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
     if with one seed, in one form, the one that should act does so in less than half of the outputs.
     Things: if the actor alone has the capital letter it acts in at least 90%, wherever it stands. A
     thing with a capital letter acts in under 5%, with any seed; a thing first, both nouns in small
-    letters, acts in more outputs than the true actor, in the mean.
+    letters, acts in more outputs than the true actor, in the mean. All of it held.
 
     If fifty teach a rule, negations are right whatever verb and helper they have.
     """
