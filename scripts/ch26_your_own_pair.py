@@ -38,6 +38,7 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -108,9 +109,9 @@ titled(
 #
 # > **In short.** A report names what it leaves out, and what looks odd.
 #
-# We add eight slips such as real corpora have.
+# We add eight slips such as real corpora have. Four rules of the report leave a pair out: a side is empty, both sides are equal, the pair came before, or its ratio of lengths is far from the usual one.
 #
-# **Predict.** The report leaves four out. Which?
+# **Predict.** These rules leave four of the eight out. Which?
 
 # %%
 slips = {
@@ -133,7 +134,7 @@ with TemporaryDirectory() as folder:
 print(report_text(own.report))
 
 # %% [markdown]
-# A pair without a target teaches nothing, a copy teaches copying, a pair twice counts double, and a translation six times as long is probably none. Lines 200 and 400 are guesses (a name may equal its translation): look at them. Of the four that stay, lines 500 and 800 need nothing; mend 600 and 700 by hand.
+# On lines 200 and 400 the report guesses (a name may equal its translation): look at them. Of the four that stay, lines 500 and 800 need nothing; mend 600 and 700 by hand.
 #
 # ## What may be held out
 #
@@ -190,7 +191,7 @@ assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 #
 # ## Choose, train, judge
 #
-# > **In short.** Few pairs want many passes; then a narrow model is enough.
+# > **In short.** Few pairs want many passes, and a narrow model makes these fast.
 #
 # `scripts.train` takes the settings from the number of pairs.
 
@@ -239,7 +240,7 @@ def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
 
 
 # %% [markdown]
-# Our grammar writes one translation, so we count exact ones. The test set is the last 200 pairs; two have a twin in training, so twins give 1% at most. **Predict.** How many of the 200 will be right?
+# From here on we take the 2,000 pairs without the slips, and a larger test set: the last 200 pairs. Two of them have a twin in training, so twins give 1% at most. Our grammar writes one translation, so we count exact ones. **Predict.** How many of the 200 will be right?
 
 
 # %%
@@ -259,206 +260,6 @@ print(f"{exact(model, test):.1%} are right")
 
 # %% [markdown]
 # With eight seeds 97.0 to 98.5% are right ([record](../results/ruvel.json)).
-#
-# ## Where it fails
-#
-# > **In short.** A test set that looks like the training set asks only what was taught.
-#
-# Our grammar has two constructions that none of our pairs has.
-#
-# - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
-# - **The object first.** *Tivente havo limen* has the ending `-te` on *tiven*, bird: the bird is heard. So the dog hears the bird.
-#
-# **Negation.** We ask for the sentence of our first picture, without and with `nok`. **Predict.** What will the model make of a word that it has never seen?
-
-# %%
-# NBVAL_IGNORE_OUTPUT
-ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok birel."]
-print(*fast_translate(model, ASKED), sep="\n")
-
-# %% [markdown]
-# The model says the opposite of what we asked, in good English. (With other seeds it leaves `nok` out in 12 to 96% of the sentences, and else says something wrong.) Ask it your own sentences ([words](../scripts/corpora/invented.py)). Next, 200 negations:
-
-
-# %%
-def says_not(outputs: Sequence[str]) -> float:
-    """The share of English outputs with a negation."""
-    return sum(" not " in output for output in outputs) / len(outputs)
-
-
-new = ruvel_pairs(250, construction="negation")
-fifty, negated = new[:50], new[50:]
-assert says_not(translations(model, negated)) == exact(model, negated) == 0
-print(data.tokenizer.pieces("nok"))
-
-# %% [markdown]
-# None of the 200 is right, and none of the outputs has a *not*: no training sentence has one. Nothing warns us either: the tokenizer cuts `nok` into two pieces of its vocabulary, so there is no "unknown" to report. (`ok` occurs in no training sentence.)
-#
-# **The object first.** *Kurette lirel piri viten* means *The small singer washes the basket*: the basket, *kuret*, has the ending. What does the model say?
-
-# %%
-# NBVAL_IGNORE_OUTPUT
-object_first = ruvel_pairs(200, construction="object first")
-assert exact(model, object_first) < 0.05
-print(*fast_translate(model, ["Kurette lirel piri viten."]))
-
-# %% [markdown]
-# At most 5 of 200 such sentences are right. Here a dog acts, and no dog is in the sentence! Where does it come from? Two things are new about the basket:
-#
-# 1. It comes **first**. In training who acts comes first.
-# 2. It has a **capital letter**. In training no sentence begins with a thing, so the model never saw *Kurette*, only *kurette*, and these have different pieces:
-
-# %%
-print(data.tokenizer.pieces("Kurette"), data.tokenizer.pieces("kurette"))
-assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns_of(THINGS)}
-
-# %% [markdown]
-# **Experiment.** Which of the two is to blame? We cross them. Who acts keeps the capital letter that it has in training, so only the object changes:
-#
-# | the basket | small letter | capital letter |
-# |---|---|---|
-# | in its usual place | Lirel piri kurette viten. | Lirel piri Kurette viten. |
-# | first | kurette Lirel piri viten. | Kurette Lirel piri viten. |
-#
-# A second group of sentences has a *being* for its object, such as the bird. Beings do begin training sentences, so the model can read them with a capital letter.
-#
-# An English output of ours names who acts first. So we look at its first noun: the true actor, the object, or another, such as our dog. If the place alone is to blame, both cells of the second row go wrong; if the letter alone is, both of the second column. **Predict.** For things, and for beings.
-
-
-# %%
-def crossed(pairs: PAIRS) -> dict[str, PAIRS]:
-    """Pairs whose object comes first: in both places, with its capital letter and without.
-
-    Who acts has a capital letter in all.
-    """
-    cells = {}
-    for source, target in pairs:
-        the_object, actor = source.split()[0], usual_order(source).split()[0]
-        for place, text in {"usual place": usual_order(source), "first": source}.items():
-            for letter, word in {"small": the_object.lower(), "capital": the_object}.items():
-                changed = {the_object: word, actor: actor.capitalize()}
-                words = [changed.get(old, old) for old in text[:-1].split()]
-                cells.setdefault(f"{place}, {letter}", []).append((" ".join(words) + ".", target))
-    return cells
-
-
-def by_object(pairs: PAIRS) -> dict[str, PAIRS]:
-    """The pairs whose object is a thing, and those whose object is a being other than the actor."""
-    parts = {"a thing": [], "a being": []}
-    for pair in pairs:
-        actor, object_noun = nouns_of(pair[1])
-        if object_noun in nouns_of(THINGS):
-            parts["a thing"].append(pair)
-        elif object_noun != actor:
-            parts["a being"].append(pair)
-    return parts
-
-
-def actors(outputs: Sequence[str], pairs: PAIRS) -> dict[str, float]:
-    """Who acts in the outputs, as their first noun says: a share for each.
-
-    An output without a noun counts as another's.
-    """
-    counts = {"the true actor": 0, "the object": 0, "another": 0}
-    for output, (_, reference) in zip(outputs, pairs, strict=True):
-        actor, object_noun = nouns_of(reference)
-        roles = {object_noun: "the object", actor: "the true actor"}
-        counts[roles.get((nouns_of(output) or [""])[0], "another")] += 1
-    return {who: count / len(pairs) for who, count in counts.items()}
-
-
-# %%
-who_acts = {}  # in our model's outputs; the picture has those of eight seeds
-for what, pairs in by_object(object_first).items():
-    for cell, cell_pairs in crossed(pairs).items():
-        who_acts[what, cell] = actors(translations(model, cell_pairs), cell_pairs)
-actors_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["runs"]])
-
-# %% [markdown]
-# Means of eight seeds ([record](../results/ruvel-actors.json)). While who acts keeps its capital letter, the place alone changes little, and so does the letter alone: with each seed the true actor acts in at least 84% of the outputs. (Without that letter either is enough: between beings in small letters the first one acts in 91%, [record](../results/ruvel-causes.json).) With both, a being acts itself (85%). A thing doesn't: in its place another acts, in 38 to 94% of the outputs by the seed.
-#
-# In training the actor always comes first, with a capital letter. So the model goes by these two signs, whatever the ending. *Kurette* it can't read: the pieces `▁K`, `u` and `ret` occur in no training sentence. So it puts a being there that it knows, a dog.
-#
-# Why didn't it learn the ending, which is the true rule? In training the ending never contradicts the place, so the place is enough. A first suspicion was that half of the training objects are indefinite and have no ending. But models trained with an ending on every object still let the being that comes first act, in at least 87% of the outputs ([record](../results/ruvel-endings.json)).
-#
-# ## Fifty sentences
-#
-# > **In short.** Training goes on with sentences that show what the model lacks. What does it forget?
-#
-# *Fine-tuning* begins with a model's weights and needs its own learning rate (ours: 2e-3). Three runs, each of 260 steps:
-#
-# - *fifty negations* alone,
-# - *fifty others*: the control, as new and as few, without negations,
-# - *mixed*: the same fifty negations ten times each, among the 1,700 known pairs.
-#
-# **Predict.** After which does the model say *not*? After which does it still translate the old test set?
-
-
-# %%
-def tunings(data: TrainingData, fifty: PAIRS) -> dict[str, tuple[PAIRS, int]]:
-    """The pairs of each fine-tuning, and how often it goes through them in 260 steps."""
-    return {
-        "fifty negations": (list(fifty), 130),  # of 2 steps each
-        "fifty others": (ruvel_pairs(2050)[2000:], 130),
-        "mixed": (data.corpus["train"] + 10 * list(fifty), 5),  # of 52
-    }
-
-
-def tuned(model: Trained, data: TrainingData, pairs: PAIRS, epochs: int, lr=2e-3) -> Trained:
-    """The model after `epochs` more through `pairs`, at the rate `lr`."""
-    config = replace(model.config, lr=lr, warmup=10, epochs=epochs)
-    return fitted(config, with_pairs(data, pairs), model)
-
-
-def shares(trained: Trained, old: PAIRS, negated: PAIRS) -> dict[str, float]:
-    """What of both test sets is exactly right, and what says "not"."""
-    row = {"old": exact(trained, old), "negated": exact(trained, negated)}
-    row["old_says_not"] = says_not(translations(trained, old))
-    row["negated_says_not"] = says_not(translations(trained, negated))
-    return {name: round(share, 3) for name, share in row.items()}
-
-
-# %%
-# NBVAL_IGNORE_OUTPUT
-models = {name: tuned(model, data, *plan) for name, plan in tunings(data, fifty).items()}
-print("mixed:", *fast_translate(models["mixed"], ASKED), sep="\n")
-scores = pd.DataFrame({name: shares(trained, test, negated) for name, trained in models.items()})
-scores.T
-
-# %%
-assert scores["fifty negations"]["old"] + 0.1 < scores["fifty others"]["old"] < 0.6
-assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
-tuning_chart(load_record("ruvel")["runs"])
-
-# %% [markdown]
-# - *Fifty negations* alone teach: 56% of the negations are right (all figures are means of eight seeds). But only 16% of the old sentences are, and many of them get a *not*.
-# - *Fifty others* have no negation, and leave 44% of the old sentences right. So more than half of the loss comes from any fifty sentences, seen 130 times each. The negations also put a *not* into many old sentences.
-# - *Mixed* teaches nearly as well, 48%, and forgets almost nothing: 97% of the old sentences are right.
-#
-# *Mixed* shows each of the fifty only 50 times. Is that why it forgets less? Only in part: if *fifty negations* stops after 50 passes, 53% of the old sentences are right ([record](../results/ruvel-causes.json)).
-#
-# Why is half of the negations still wrong? The model has learned mostly word by word. Where the fifty show this verb with this helper (*did not sing*), 64% are right; where they show the verb with another helper (*does not sing*), 22%; and of ten with the one verb that they don't have, none ([record](../results/ruvel-actors.json)). Our model's answer above, *does not brought*, has both mistakes that follow: a wrong helper, and a wrong form of the verb.
-#
-# On the command line:
-#
-# ```bash
-# python -m scripts.corpora.invented --construction negation --sentences 250 --save new.tsv
-# head -50 new.tsv | cat ruvel.tsv - > both.tsv
-# sed -n 51,100p new.tsv | cat runs/ruvel/pairs/val.tsv - > valid.tsv
-# tail -150 new.tsv > asked.tsv
-# python -m scripts.train --pairs both.tsv --valid valid.tsv --test asked.tsv --from runs/ruvel --name ruvel-2
-# python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
-# ```
-#
-# `--from` takes so few new pairs ten times each, and keeps the first run's validation and test pairs out of training. `valid.tsv` chooses the epoch. In one run ([record](../results/ruvel-commands.json)) 98% of the old test set are right before and after; of `asked.tsv` none before, 53% after.
-#
-# <details><summary>Details: mistakes, copies, rates</summary>
-#
-# - **Mistakes.** With three more draws of fifty sentences, and three seeds each, 40 to 60% of the negations are right. Among the wrong outputs 9 to 56% have *does* for *did*, and 37 to 83% another verb or form ([record](../results/ruvel-causes.json)).
-# - **Copies.** With two copies of the fifty among the 1,700, 96% of the negations get a *not*, but only 25% are right; with ten, 51% ([three seeds](../results/ruvel-controls.json)).
-# - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1. On other sentences 4e-3 is better ([record](../results/ruvel-controls.json)). `--from` takes 4e-3 for new pairs among known ones ([record](../results/ruvel-rates.json); none higher was tried), and 2e-4 for new ones alone.
-#
-# </details>
 #
 # ## Case · A score above 90
 #
@@ -515,9 +316,212 @@ assert max(case.loc["at random", "fresh"], case.loc["honest", "its test set"]) <
 case.round(1)  # BLEU
 
 # %% [markdown]
-# **Culprit.** Twins. The random split promises over 90 BLEU, and users get 65. The honest split promises less than users get, and that is a fair guess: its 99 test sentences are only 33 different ones, so the draw moves its score by several points. Eight seeds agree ([record](../results/ruvel.json)).
+# **Culprit.** Twins. The random split promises over 90 BLEU, and users get 59 to 66 ([eight seeds](../results/ruvel.json)). The honest split promises 48 to 58, and with another draw 58 to 63 ([three seeds](../results/ruvel-controls.json)): a rough guess, for its 99 test sentences are only 33 different ones.
 #
-# It isn't another kind of sentences: a model that saw no twin has no less on the fresh ones. Nor is it overfitting. If it were, fewer passes would help on fresh sentences. They do harm: 8 epochs give 21 to 30 BLEU there, 20 give 59 to 65, and 40 give 70 to 74 ([three seeds](../results/ruvel-controls.json)).
+# It isn't another kind of sentences: without twins, held-out sentences are hardly easier than fresh ones. Nor is it overfitting: then fewer passes would help on fresh sentences. But 8 epochs give 21 to 30 BLEU there, 20 give 59 to 65, and 40 give 70 to 74 (the same seeds).
+#
+# ## Where it fails
+#
+# > **In short.** A test set that looks like the training set asks only what was taught.
+#
+# Our grammar has two constructions that none of our pairs has.
+#
+# - **Negation**: `nok` before the verb. *Goral vosta sil nok kelel*: The horse did not sing in the forest.
+# - **The object first.** *Tivente havo limen*: the ending `-te` is on *tiven*, bird, so the dog hears the bird.
+#
+# **Negation.** We ask for the sentence of our first picture, without and with `nok`. **Predict.** What will the model make of a word that it has never seen?
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok birel."]
+print(*fast_translate(model, ASKED), sep="\n")
+
+# %% [markdown]
+# The model says the opposite of what we asked, in good English. (With other seeds it leaves `nok` out in 12 to 96% of the sentences, and else says something wrong.) Ask it your own sentences ([words](../scripts/corpora/invented.py)). Next, 200 negations:
+
+
+# %%
+def says_not(outputs: Sequence[str]) -> float:
+    """The share of English outputs with a negation."""
+    return sum(" not " in output for output in outputs) / len(outputs)
+
+
+new = ruvel_pairs(250, construction="negation")
+fifty, negated = new[:50], new[50:]
+assert says_not(translations(model, negated)) == exact(model, negated) == 0
+print(data.tokenizer.pieces("nok"))
+
+# %% [markdown]
+# None of the 200 is right, and none of the outputs has a *not*: no training sentence has one. Nothing warns us either: the tokenizer cuts `nok` into two pieces of its vocabulary, so there is no "unknown" to report.
+#
+# **The object first.** *Kurette lirel piri viten* means *The small singer washes the basket*: the basket, *kuret*, has the ending. What does the model say?
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+object_first = ruvel_pairs(200, construction="object first")
+basket = ("Kurette lirel piri viten.", "The small singer washes the basket.")
+assert exact(model, object_first) < 0.05 and basket in object_first
+print(*translations(model, [basket]))
+
+# %% [markdown]
+# At most 5 of 200 such sentences are right. Here a dog acts, and no dog is in the sentence! Two things are new about the basket, and both are signs of the actor:
+#
+# 1. It comes **first**, where in training only the actor stands.
+# 2. It has a **capital letter**, which in training only the actor has: never a thing. So the model saw *kurette*, but not *Kurette*, and these have different pieces:
+
+# %%
+print(data.tokenizer.pieces("Kurette"), data.tokenizer.pieces("kurette"))
+assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns_of(THINGS)}
+
+# %% [markdown]
+# **Experiment.** Which sign makes a noun the actor? We give the letter to the actor, the object, both or neither, in either order.
+
+
+# %%
+def crossed(pairs: PAIRS) -> dict[tuple[str, str], PAIRS]:
+    """Pairs whose object comes first, in eight forms: by who has a capital letter, and who is first.
+
+    All other words are in small letters.
+    """
+    forms = {}
+    for source, target in pairs:
+        orders = {"the actor": usual_order(source), "the object": source}
+        nouns = {first: text.split()[0].lower() for first, text in orders.items()}
+        for capital, first in product(["the actor", "both", "neither", "the object"], orders):
+            large = [noun for who, noun in nouns.items() if capital in (who, "both")]
+            words = orders[first].lower().split()
+            text = " ".join(word.capitalize() if word in large else word for word in words)
+            forms.setdefault((capital, first), []).append((text, target))
+    return forms
+
+
+forms = pd.Series({form: pairs[0][0] for form, pairs in crossed([basket]).items()})
+forms.rename_axis(["capital letter", "first"]).unstack(sort=False)
+
+# %% [markdown]
+# The actor is the singer. A second group of sentences has a *being* for its object, such as the bird: the model has seen *Tiven*.
+#
+# Our English names who acts first. So we look at an output's first noun: the true actor, the object, or another, such as our dog. If the place alone counts, all rows are alike; if the letter alone does, both columns are. **Predict.** Which counts, between beings and for things?
+
+
+# %%
+def by_object(pairs: PAIRS) -> dict[str, PAIRS]:
+    """The pairs whose object is a thing, and those whose object is a being other than the actor."""
+    parts = {"a thing": [], "a being": []}
+    for pair in pairs:
+        actor, object_noun = nouns_of(pair[1])
+        if object_noun in nouns_of(THINGS):
+            parts["a thing"].append(pair)
+        elif object_noun != actor:
+            parts["a being"].append(pair)
+    return parts
+
+
+def actors(outputs: Sequence[str], pairs: PAIRS) -> dict[str, float]:
+    """Who acts in the outputs, as their first noun says: a share for each.
+
+    An output without a noun counts as another's.
+    """
+    counts = {"the true actor": 0, "the object": 0, "another": 0}
+    for output, (_, reference) in zip(outputs, pairs, strict=True):
+        actor, object_noun = nouns_of(reference)
+        roles = {object_noun: "the object", actor: "the true actor"}
+        counts[roles.get((nouns_of(output) or [""])[0], "another")] += 1
+    return {who: count / len(pairs) for who, count in counts.items()}
+
+
+# %%
+who_acts = {}  # in our model's outputs; the picture has those of eight seeds
+for what, pairs in by_object(object_first).items():
+    for form, form_pairs in crossed(pairs).items():
+        who_acts[what, *form] = actors(translations(model, form_pairs), form_pairs)
+actors_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["runs"]])
+
+# %% [markdown]
+# **Between beings** the capital letter decides ([record](../results/ruvel-actors.json): eight seeds, 250 other sentences). If one of the two has it, that one acts, wherever it stands: with each seed in at least 83% of the outputs. If both or neither have it, the first one acts, in at least 66%. The model sees the letter only as another piece, `▁Tiven` for `▁tiven`. In training the one always acts, and the other never does.
+#
+# **A thing** with a capital letter acts in 2% at most. The model can't read it: no training sentence has the pieces `▁K`, `u` and `ret`. If only the true actor has the letter, it acts in at least 94%, wherever it stands. In the other three rows the place counts, too: the true actor acts, in the mean, at least three times as often from the first place. In sentences like ours it has neither sign, and in 92% another being acts.
+#
+# Why didn't the model learn the ending, which is the true rule? In training the ending never contradicts the two signs, so they are enough. Half of the training objects are indefinite, without an ending; but models trained with an ending on every one still let the being act that has both signs, in at least 87% of the outputs ([record](../results/ruvel-endings.json)).
+#
+# ## Fifty sentences
+#
+# > **In short.** Training goes on with sentences that show what the model lacks. What does it forget?
+#
+# *Fine-tuning* begins with a model's weights and needs its own learning rate (ours: 2e-3). Three runs, each of 260 steps:
+#
+# - *fifty negations* alone,
+# - *fifty others*: the control, as new and as few, without negations,
+# - *mixed*: the same fifty negations ten times each, among the 1,700 known pairs.
+#
+# **Predict.** After which does the model say *not*? After which does it still translate the old test set?
+
+
+# %%
+def tunings(data: TrainingData, fifty: PAIRS) -> dict[str, tuple[PAIRS, int]]:
+    """The pairs of each fine-tuning, and how often it goes through them in 260 steps."""
+    return {
+        "fifty negations": (list(fifty), 130),  # of 2 steps each
+        "fifty others": (ruvel_pairs(2050)[2000:], 130),
+        "mixed": (data.corpus["train"] + 10 * list(fifty), 5),  # of 52
+    }
+
+
+def tuned(model: Trained, data: TrainingData, pairs: PAIRS, epochs: int, lr=2e-3) -> Trained:
+    """The model after `epochs` more through `pairs`, at the rate `lr`."""
+    config = replace(model.config, lr=lr, warmup=10, epochs=epochs)
+    return fitted(config, with_pairs(data, pairs), model)
+
+
+def shares(trained: Trained, old: PAIRS, negated: PAIRS) -> dict[str, float]:
+    """What of both test sets is exactly right, and what says "not"."""
+    row = {"old": exact(trained, old), "negated": exact(trained, negated)}
+    row["old_says_not"] = says_not(translations(trained, old))
+    row["negated_says_not"] = says_not(translations(trained, negated))
+    return {name: round(share, 3) for name, share in row.items()}
+
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+models = {name: tuned(model, data, *plan) for name, plan in tunings(data, fifty).items()}
+print("mixed:", *fast_translate(models["mixed"], ASKED), sep="\n")
+scores = pd.DataFrame({name: shares(trained, test, negated) for name, trained in models.items()})
+scores.T
+
+# %%
+assert scores["fifty negations"]["old"] + 0.1 < scores["fifty others"]["old"] < 0.6
+assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
+tuning_chart(load_record("ruvel")["runs"])
+
+# %% [markdown]
+# - *Fifty negations* alone teach: 56% of the negations are right (all figures are means of eight seeds). But only 16% of the old sentences are, and many of them get a *not*.
+# - *Fifty others* have no negation, and leave 44% of the old sentences right. So more than half of the loss needs no negation: it comes from fifty sentences seen 130 times each.
+# - *Mixed* teaches nearly as well, 48%, and forgets almost nothing: 97% of the old sentences are right.
+#
+# *Mixed* shows each of the fifty only 50 times. Is that why it forgets less? Only in part: if *fifty negations* stops after 50 passes, 53% of the old sentences are right ([record](../results/ruvel-causes.json)).
+#
+# Why is half of the negations still wrong? The model has learned mostly word by word. Where the fifty show this verb with this helper (*did not sing*), 64% are right; where they show the verb with another helper (*does not sing*), 22%; and of ten with the one verb that they don't have, none ([record](../results/ruvel-actors.json)). Our model's answer above, *does not brought*, has both mistakes that follow: a wrong helper, and a wrong form of the verb.
+#
+# On the command line:
+#
+# ```bash
+# python -m scripts.corpora.invented --construction negation --sentences 250 --save new.tsv
+# head -50 new.tsv | cat ruvel.tsv - > both.tsv
+# sed -n 51,100p new.tsv | cat runs/ruvel/pairs/val.tsv - > valid.tsv
+# tail -150 new.tsv > asked.tsv
+# python -m scripts.train --pairs both.tsv --valid valid.tsv --test asked.tsv --from runs/ruvel --name ruvel-2
+# python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
+# ```
+#
+# `--from` takes so few new pairs ten times each, and keeps the first run's validation and test pairs out of training. `valid.tsv` chooses the epoch. In one run ([record](../results/ruvel-commands.json)) 98% of the old test set are right before and after; of `asked.tsv` none before, 53% after.
+#
+# <details><summary>Details: mistakes, copies, rates</summary>
+#
+# - **Mistakes.** With four draws of fifty (one is ours) and three seeds, 40 to 60% of the negations are right. Of the wrong outputs 9 to 56% have *does* for *did*, and 37 to 83% another verb or form ([record](../results/ruvel-causes.json)).
+# - **Copies.** With two copies of the fifty among the 1,700, only 25% of the negations are right; with ten, 51% ([three seeds](../results/ruvel-controls.json)).
+# - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1; on other sentences 4e-3 is better ([record](../results/ruvel-controls.json)). `--from` takes 4e-3 for new pairs among known ones ([none higher was tried](../results/ruvel-rates.json)), and 2e-4 for new ones alone.
+#
+# </details>
 #
 # ## What more pairs give
 #
@@ -529,18 +533,20 @@ case.round(1)  # BLEU
 # - *by size*: the recipe that `scripts.train` takes for so many pairs (the table of *Choose, train, judge*);
 # - *longer*: `small` with as many passes as *by size*.
 #
-# **Predict.** What do 1,000 pairs give, and what is the recipe worth?
+# **Predict.** What do 1,000 pairs give?
 
 # %%
 wholes = [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)]
 sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 
 # %% [markdown]
-# With 1,000 pairs *one for all* has 8.0 BLEU. It makes fewer than 200 steps, so it ends within its own warm-up of 400 steps. *By size* has 17.6. *Longer* has 16.5, so most of the gain needs no narrow model, only more passes. (They also end the warm-up: we didn't try a shorter one.)
+# With 1,000 pairs *one for all* has 8.0 BLEU. Its fewer than 200 steps end within its warm-up of 400. *By size* has 17.6. *Longer* has 16.5, so most of the gain needs no narrow model, only more passes. (They also end the warm-up: we didn't try a shorter one.)
 #
-# With so few, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)).
+# With 3,000 pairs *longer* is 1 BLEU better than *by size*, for three times the time: 507 seconds against 179. With 10,000 a recipe between the two was tried once and dropped: 31.9 BLEU against 33.4.
 #
-# Don't expect 98% with 1,700 real pairs: in Ruvel the rarest stem occurs 23 times.
+# With 1,000 pairs, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)).
+#
+# Don't expect 98% with 1,700 real pairs: in Ruvel even the rarest stem occurs 23 times.
 #
 # ## Publish it
 #
@@ -611,7 +617,7 @@ check(odd_lengths)
 #
 # <details><summary>What happens</summary>
 #
-# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, and 93.5 to 95% of the old test set. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings. Both have the ending, so it alone doesn't decide.
+# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, and 93.5 to 95% of the old test set. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings. Both kinds of objects have the ending. So the model hasn't learned to go by it; perhaps it has learned that things don't act.
 #
 # </details>
 #

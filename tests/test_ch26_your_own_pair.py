@@ -75,23 +75,30 @@ def test_who_acts_is_told_by_the_first_noun():
     assert by_object([thing, same, being[0]]) == {"a thing": [thing], "a being": [being[0]]}
 
 
-def test_order_and_letter_of_the_object_are_all_that_differs():
-    """Else the table couldn't say which of them hides the thing, and which moves the actor."""
+def test_order_and_capital_letters_are_all_that_differs():
+    """Else the picture couldn't say which of the two signs makes an actor."""
     assert usual_order("Karuta noma goral orez sil rolal.") == "goral orez sil Karuta noma rolal."
     assert {form: pairs[177][0] for form, pairs in crossed(MOVED[:200]).items()} == {
-        "usual place, small": "Lirel piri kurette viten.",
-        "usual place, capital": "Lirel piri Kurette viten.",
-        "first, small": "kurette Lirel piri viten.",
-        "first, capital": "Kurette Lirel piri viten.",
+        ("the actor", "the actor"): "Lirel piri kurette viten.",
+        ("the actor", "the object"): "kurette Lirel piri viten.",
+        ("both", "the actor"): "Lirel piri Kurette viten.",
+        ("both", "the object"): "Kurette Lirel piri viten.",
+        ("neither", "the actor"): "lirel piri kurette viten.",
+        ("neither", "the object"): "kurette lirel piri viten.",
+        ("the object", "the actor"): "lirel piri Kurette viten.",
+        ("the object", "the object"): "Kurette lirel piri viten.",
     }
 
 
 def test_a_model_that_reads_otherwise_isnt_drawn_among_the_seeds():
     runs = [run["who acts"] for run in load_record("ruvel-actors")["runs"]]
-    mine = {("a being", "first, capital"): {"the object": 0.7}}
+    mine = {("a being", "the object", "the actor"): {"the true actor": 0.3}}
     actors_chart(mine, runs)
     with pytest.raises(ValueError, match="otherwise"):
-        actors_chart({key: {"the object": 0.2} for key in mine}, runs)
+        actors_chart({form: {"the true actor": 0.7} for form in mine}, runs)
+    runs[3]["neither; the object first"]["a being"] = {"the true actor": 0.6, "the object": 0.4}
+    with pytest.raises(ValueError, match="title"):
+        actors_chart(mine, runs)
 
 
 def test_the_page_has_the_commands_that_the_study_ran():
@@ -150,20 +157,30 @@ def test_the_record_says_what_the_chapter_says():
     assert ends("tuned", "fifty others", "old")[1] < 0.5
 
 
-def test_both_signs_together_change_who_acts_and_words_are_learned_not_a_rule():
+def test_who_acts_by_letter_and_place_and_words_are_learned_not_a_rule():
     runs = load_record("ruvel-actors")["runs"]
     assert [run["seed"] for run in runs] == [*range(1, 9)]
-    last = [run["who acts"].pop("first, capital") for run in runs]
-    alone = [
-        acts["the true actor"]
-        for run in runs
-        for kinds in run["who acts"].values()
-        for acts in kinds.values()
-    ]
-    assert round(min(alone), 2) == 0.84
-    assert round(sum(kinds["a being"]["the object"] for kinds in last) / 8, 2) == 0.85
-    another = [round(kinds["a thing"]["another"], 2) for kinds in last]
-    assert (min(another), max(another)) == (0.38, 0.94)
+
+    def shares(form, kind, who):
+        return [round(run["who acts"][form][kind][who], 2) for run in runs]
+
+    def mean(form, kind, who):
+        return sum(run["who acts"][form][kind][who] for run in runs) / 8
+
+    nouns = {"the actor": "the true actor", "the object": "the object"}
+    one = [shares(f"{a}; {b} first", "a being", nouns[a]) for a in nouns for b in nouns]
+    ties = ("both", "neither")
+    tie = [shares(f"{a}; {b} first", "a being", nouns[b]) for a in ties for b in nouns]
+    assert (min(map(min, one)), min(map(min, tie))) == (0.83, 0.66)
+    forms = [f"{capital}; {b} first" for capital in ("both", "the object") for b in nouns]
+    large = [shares(form, "a thing", "the object") for form in forms]
+    assert max(map(max, large)) == 0.02
+    alone = [shares(f"the actor; {b} first", "a thing", "the true actor") for b in nouns]
+    assert min(map(min, alone)) == 0.94
+    for capital in (*ties, "the object"):
+        first, second = (mean(f"{capital}; {b} first", "a thing", "the true actor") for b in nouns)
+        assert first > 3 * second
+    assert round(mean("the object; the object first", "a thing", "another"), 2) == 0.92
     right = [sum(run["right"][part] for run in runs) / 8 for part in by_shown([], FIFTY)]
     assert right == pytest.approx([0.64, 0.22, 0], abs=0.005)
 
@@ -177,7 +194,7 @@ def test_by_what_the_fifty_show():
 def test_no_training_sentence_has_the_pieces_of_what_the_model_cannot_read():
     data = prepare(LEARNER, ruvel_corpus())
     pieces = {p for source, _ in data.corpus["train"] for p in data.tokenizer.pieces(source)}
-    assert not pieces & {"▁K", "u", "ret", "ok"}
+    assert not pieces & {"▁K", "u", "ret"}
 
 
 def test_the_causes_are_as_the_chapter_says():
@@ -236,6 +253,5 @@ def test_copies_and_practice_give_what_the_chapter_says():
     assert ends("object first", "old") == [0.935, 0.95]
     assert ends("object first", "who acts", "a thing", "the true actor") == [0.98, 1]
     assert ends("object first", "who acts", "a being", "the true actor") == [0.231, 0.374]
-    shown = [("2", "negated_says_not"), ("2", "negated"), ("10", "negated")]
-    means = [sum(run["repeats"][n][part] for run in runs) / 3 for n, part in shown]
-    assert means == pytest.approx([0.96, 0.25, 0.51], abs=0.005)
+    means = [sum(run["repeats"][n]["negated"] for run in runs) / 3 for n in ("2", "10")]
+    assert means == pytest.approx([0.25, 0.51], abs=0.005)

@@ -48,10 +48,12 @@ def test_the_chart_says_what_the_record_says():
     gains = size_gains(frame)
     assert gains["gain"].round(1).tolist() == [9.6, 1.3, -1.5]  # the last of the one shared draw
     assert gains["draws"].tolist() == [3, 3, 1]
-    title = " ".join(sizes_chart(frame).title.text.split())
-    assert "gains 9.6 BLEU, “longer” 8.5" in title
-    minutes = size_means(frame, "minutes").loc[1000]
-    assert 2.5 < minutes["longer"] / minutes["by size"] < 3.5  # "three times as fast"
+    means, minutes = size_means(frame), size_means(frame, "minutes")
+    times = minutes["longer"] / minutes["by size"]
+    assert times[[1000, 3000]].between(2.5, 3.5).all()  # "three times as fast", "as long"
+    assert (means["longer"] - means["by size"])[[1000, 3000]].round().tolist() == [-1, 1]
+    seconds = (60 * minutes.loc[3000, ["longer", "by size"]]).round().tolist()
+    assert seconds == [507, 179]  # as chapter 26 says
     with pytest.raises(ValueError, match="isn't larger than the spread"):
         sizes_chart(frame.assign(bleu=20.0))
     with pytest.raises(ValueError, match="isn't longer training"):

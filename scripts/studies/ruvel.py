@@ -3,8 +3,8 @@
 seeds     what the chapter trains, with eight seeds (ten minutes of a thread)
 controls  the case with fewer and more epochs, and with another draw; how often the fifty stand
           among old ones; rates; fifty sentences whose object comes first (three seeds)
-actors    who acts, by the object's letter and its place; which negations are right after fifty
-          among old ones, by what the fifty show (eight seeds)
+actors    who acts, by who has a capital letter and who is first; which negations are right after
+          fifty among old ones, by what the fifty show (eight seeds)
 causes    fifty negations in 50 passes (eight seeds); what fifty among old ones leave wrong, for
           four fifties (three)
 endings   who acts if in training each object has its ending (eight seeds)
@@ -74,7 +74,7 @@ NEGATED = ruvel_pairs(450, construction="negation")
 FIFTY, ASKED, UNSCORED = NEGATED[:50], NEGATED[50:250], NEGATED[250:]  # the last choose rates
 WITHOUT = [(source.replace(" nok ", " "), target) for source, target in ASKED]
 DRAWS = {draw: ruvel_pairs(50, draw, "negation") for draw in (1, 2, 3, 4)}  # 1 is the chapter's
-MOVED = ruvel_pairs(250, construction="object first")
+MOVED, CROSSED = (ruvel_pairs(250, seed, "object first") for seed in (1, 2))
 DEFINITE = {
     with_ending(word, "tA")
     for stem, *_ in rows(f"{BEINGS}, {THINGS}")
@@ -187,15 +187,24 @@ def by_shown(pairs: PAIRS, fifty: PAIRS) -> dict[str, PAIRS]:
 
 
 def acting(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
-    """Who acts where the object comes first; which negations fifty among old ones teach.
+    """Who acts in eight forms of a sentence; which negations fifty among old ones teach.
 
-    If the order decides who acts, the object's letter changes nothing; if the letter does, the
-    order. If fifty teach a rule, negations are right whatever verb and helper they have.
+    Forecast, from earlier runs of these seeds with other sentences. Between beings the one with the
+    capital letter acts, wherever it stands; if both or neither have it, the first one acts. Refuted
+    if with one seed, in one form, the one that should act does so in less than half of the outputs.
+    Things: if the actor alone has the capital letter it acts in at least 90%, wherever it stands. A
+    thing with a capital letter acts in under 5%, with any seed; a thing first, both nouns in small
+    letters, acts in more outputs than the true actor, in the mean. All of it held.
+
+    If fifty teach a rule, negations are right whatever verb and helper they have.
     """
-    forms = {form: who_acts(model, pairs) for form, pairs in crossed(MOVED[:200]).items()}
+    forms = {form: who_acts(model, pairs) for form, pairs in crossed(CROSSED).items()}
     mixed = tuned(model, data, data.corpus["train"] + 10 * FIFTY, PASSES[10])
     right = {part: exact(mixed, pairs) for part, pairs in by_shown(ASKED, FIFTY).items()}
-    return {"who acts": forms, "right": {part: round(share, 3) for part, share in right.items()}}
+    return {
+        "who acts": {f"{capital}; {first} first": acts for (capital, first), acts in forms.items()},
+        "right": {part: round(share, 3) for part, share in right.items()},
+    }
 
 
 def causes(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
