@@ -75,7 +75,7 @@ from scripts.core.settings import PRESETS, TrainConfig, build_model, learning_ra
 #
 # > **In short.** The model goes 18 times through 29,000 captions, and noise becomes a translator.
 #
-# We trained chapter 0's translator, *the shipped model*, again on one thread of a CPU, and kept each epoch's weights. The code is newer, so the bits differ. The settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU scores translations from 0 to 100, by how many of their runs of one to four words the references also have ([chapter 10](ch10_judging.ipynb)). **Predict.** The run's steps took 28 minutes. After how many minutes did it have half of its final BLEU?
+# We trained chapter 0's translator, *the shipped model*, again on one thread of a CPU, and kept each epoch's weights. The code is newer, so the bits differ. The settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU scores translations from 0 to 100, by how many of their sequences of one to four words the references also have, and by their length ([chapter 10](ch10_judging.ipynb)). **Predict.** The run's steps took 28 minutes. After how many minutes did it have half of its final BLEU?
 
 # %%
 record, epochs_record = load_record("multi30k-de-en"), load_record("epochs-multi30k")
@@ -94,7 +94,7 @@ assert (history.loc[11] < history.loc[10])[["train_loss", "val_loss"]].all()
 history_chart(history, "Half the BLEU comes in two epochs; in epoch 11 it falls", case=11)
 
 # %% [markdown]
-# The run had half after three minutes. *Iglu* is in two training captions only: this run chooses wrong pieces. (Why is the training loss higher at first? It is the mean over a whole epoch, with dropout on.)
+# The run had half after three minutes. *Iglu* is in two training captions only. (The training loss is higher at first: it is the mean over a whole epoch, with dropout on.)
 #
 # ## The run
 #
@@ -211,7 +211,7 @@ print("the last two weights:", safetensors.torch.load(bytes(content))["weights"]
 # Loading doesn't complain, and the model is worthless. A process that dies while it writes leaves half a file in place of a good one. Two habits help:
 #
 # - **A checksum.** The file begins with the 32 bytes of a SHA-256 of all that follows: a line of JSON for plain numbers, then the tensors as safetensors packs them.
-# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename, which replaces the old file in one moment. So if our process dies, the old or the new file is whole. With `fsync` that also holds for a power cut.
+# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename, which happens in one moment. So even if our process dies, a file with the right name is whole. With `fsync` that also holds for a power cut.
 #
 # **Your turn.** Write both functions.
 
@@ -243,7 +243,7 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 # %% [markdown]
-# The check makes `os.fsync` fail, and asks for the old file. Then it changes each byte, and cuts the file at each place.
+# The check makes `os.fsync` fail, and asks for the old file. Then it changes each byte, and cuts at each place.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -464,7 +464,7 @@ with tempfile.TemporaryDirectory() as place:
 # - *steps*: the count of steps is 0 again, so the rate warms up again;
 # - *Adam*: its averages start anew;
 # - *epoch*: the number is 1, 2 or 3, so the batches are others;
-# - *all three*, as a script does that saves only weights, and begins again.
+# - *all three*: only the weights are kept.
 #
 # (The toy has no dropout, so its generator decides nothing.) **Predict.** Which single part costs most BLEU?
 
@@ -472,7 +472,7 @@ with tempfile.TemporaryDirectory() as place:
 # %%
 def last_epoch_again(run: Trainer, adam: bool = True, **changed: int) -> dict[str, float]:
     """Train the last epoch again, with Adam's averages or without, and with `changed` numbers."""
-    tensors, numbers = read_state(run.saved()[-2])
+    tensors, numbers = read_state(run.saved()[-2])  # before the last epoch
     run.load(tensors, numbers | changed)
     if not adam:
         run.optimizer.state.clear()  # the next step makes new averages, of 0
@@ -497,7 +497,7 @@ assert table.val_bleu["steps"] < table.val_bleu["nothing"] - 5
 table
 
 # %% [markdown]
-# The count of steps costs most here, in the last epoch: it ends while the rate is near its peak, not 0. Without Adam's averages BLEU is 1.2 lower. But with merely other batches it is 0.7 to 1.4 lower: on 60 captions we can't tell these from chance.
+# The count of steps costs most here: the last epoch ends while the rate is near its peak, not 0. Without Adam's averages BLEU is 1.2 lower, with merely other batches 0.7 to 1.4: on 60 captions that may be chance.
 #
 # ## When a number isn't one
 #
@@ -518,7 +518,7 @@ victim.optimizer.step()
 print(f"without it {all_weights(victim).isfinite().sum()} of {len(before):,} survive")
 
 # %% [markdown]
-# Without a check none survive, and two saves later both states that we keep would hold NaN. A run that goes on from an earlier state meets the same batch and the same NaN: look at that batch, or lower the rate.
+# Two saves later both states that we keep would hold NaN. And a run that goes on from an earlier state meets the same batch and the same NaN: look at that batch, or lower the rate.
 #
 # ## Which epoch to keep
 #
@@ -549,10 +549,10 @@ print(f"{split}, {len(sources):,} captions: BLEU {score:.1f}")
 
 # %%
 columns = ["train_loss", "val_loss", "end_loss", "length_ratio", "loops", "val_bleu"]
-history.loc[10:12, columns].round(2)
+history.loc[[4, 5, 10, 11, 12], columns].round(2)
 
 # %% [markdown]
-# **What falls?** We translate with greedy search and with a beam of 5, and then cut each loop behind its first copy. The table has the change of BLEU from epoch 10 to 11. **Predict.** Which of the four falls least?
+# **What falls?** We translate with greedy search and with a beam of 5, and then cut each loop behind its first copy. The table has the change of BLEU from epoch 10 to 11. **Predict.** Which falls least?
 
 # %%
 fall = epochs_record["fall"]
@@ -562,13 +562,13 @@ changes = searches[["bleu", "bleu_cut"]].astype(float).groupby(level=0, sort=Fal
 changes.droplevel(1).set_axis(["outputs as they are", "loops cut"], axis=1).round(1)
 
 # %% [markdown]
-# With a beam *and* loops cut BLEU doesn't fall. So what falls are outputs that don't stop, most of all greedy ones. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
+# With a beam *and* loops cut BLEU doesn't fall. So BLEU falls because some outputs don't stop: of the greedy 3.7 loops are 2.2. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
 #
 # - *Luck with these captions*: hardly. The fall's 95% interval is 2.0 to 5.3 BLEU ([chapter 10](ch10_judging.ipynb)). But we chose the worst epoch, which makes a fall look larger.
 # - *Rounding*: no. The shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall in the same epoch, by 3.2 and 2.5.
 # - *The recipe alone*: no. Three [GPU runs](../results/gpu-small-1.json) never fall by more than 1.3 after epoch 5.
 #
-# Three are left: *dropout* drew unluckily, some *steps* were special, or the *order* of the steps was.
+# Four are left: *dropout* drew unluckily; some *steps* were special; their *order* was; or the *state* after epoch 10 was.
 #
 # **Instrument.** We train epoch 11 again, and translate after every fifth step: a *look*.
 
@@ -579,9 +579,9 @@ steady = [row["bleu"] for row in fall["step by step"] if not 240 < row["step"] <
 fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", start=240, end=255)
 
 # %% [markdown]
-# Grey is the range of BLEU at the looks before step 241 and after step 255. Between these, BLEU falls far below it. Five steps later it is back.
+# Grey is the range of BLEU at the looks before step 241 and after step 255. Between these, BLEU falls far below it: by 5.2 from step 240 on. (Epoch 10 ended lower, hence 3.7 above.) Five steps later it is back.
 #
-# Of steps 241 to 246 all but 242 have long sentences, of 21 to 43 tokens on average; the epoch's mean is 17. We call these five the *long steps*. Only epochs 7 and 18 have six such steps in a row, and not near their ends.
+# Steps 241 and 243 to 246, the *long steps*, have sentences of 21 to 43 tokens on average; the epoch's mean is 17. Only epochs 7 and 18 have six steps in a row that are as long on average, and not near their ends.
 #
 # **Control.** We train epoch 11 again from the same state, each time with one change in the order. A panel has three draws of dropout:
 #
@@ -589,7 +589,7 @@ fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", st
 # - *five others first*: the five steps before the long ones move to the start;
 # - *long steps first*: the long steps move there;
 # - *other neighbours*: the nine steps after the long ones change places with the nine before them;
-# - *shuffled before*: the steps before the long ones come in another order (two panels).
+# - *shuffled before*, *shuffled again*: the steps before the long ones come in another order.
 #
 # **Predict.** Which changes prevent the fall, and which only heal it sooner?
 
@@ -602,24 +602,24 @@ orders = {
     "shuffled before": ("mixed L 9", "order 1, long steps late, own end"),
     "shuffled again": ("mixed L 9", "order 2, long steps late, own end"),
 }
-controls_chart(fall, orders, steady, "The fall needs late long steps and their neighbours")
+controls_chart(fall, orders, steady, "Late long steps begin the fall; after others it heals")
 
 # %% [markdown]
 # **Culprit.**
 #
-# - Dropout doesn't begin the fall: it comes with each draw.
+# - It isn't dropout: the fall comes with each draw.
 # - Moving just any five steps changes nothing: BLEU falls as before.
-# - With the long steps at the start nothing falls. So the fall needs them late.
-# - With other neighbours BLEU falls by step 250, and is back at 255. So the neighbours keep the fall alive.
-# - With other steps before, it falls by 0.4 on average. So the order before counts, too.
+# - With the long steps at the start BLEU stays in the grey range. So the fall needs them late.
+# - With other neighbours BLEU is 2.2 lower at step 250, and back at 255. So the long steps begin the fall, and the next nine keep it.
+# - With other steps before, BLEU stays in the grey range. So the order before counts, too.
 #
-# Long steps alone aren't enough: the GPU run with our seed has steps as long at the same place, and no fall. Nor does every fall need steps so long: epoch 5 has the same symptoms.
+# And the state? The GPU run with our seed has steps about as long in the same place, and doesn't fall. Nor does epoch 12 if its long steps move there (one run of the earlier repetition). So the culprit is a chain: this state, then this order, with long steps late. (Epoch 5 fell with shorter steps.)
 #
-# **Moral.** One epoch's BLEU is a snapshot: had the epoch ended five steps later, nobody would have seen a fall. So don't stop a run for one bad epoch. Look at the length of the outputs, and wait: in the last four epochs, while the rate goes to 0, BLEU moves by less than 0.5.
+# **Moral.** One epoch's BLEU is a snapshot: had this epoch ended five steps later, nobody would have seen a fall. So don't stop a run for one bad epoch. Look at the outputs' length, and wait: in the last four epochs BLEU moves by less than 0.5.
 #
 # ## Averaging checkpoints
 #
-# > **In short.** In the middle of a run BLEU swings. A mean of weights over more steps than a swing lasts is steadier.
+# > **In short.** In the middle of a run BLEU swings. A mean of weights over more steps than a swing lasts hides it; so would older weights.
 #
 # The paper averages its base model's last 5 checkpoints, saved every ten minutes (§6.1): $\bar\theta = \frac1K \sum_k \theta_k$. **Your turn.**
 
@@ -645,7 +645,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert average_checkpoints(paths)["weight"].equal(5000 * torch.arange(6).float())
 
 # %% [markdown]
-# **Experiment.** Does the fall of epoch 11 survive in such a mean? We train it once more, keep the weights after each of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. The table has the mean BLEU of three draws of dropout. If the weights jitter from step to step, a mean of 5 no longer falls. If they drift the same way for ten steps, only a mean over more keeps its BLEU. **Predict.**
+# **Experiment.** Does the fall of epoch 11 survive in such a mean? We train it once more, keep the weights after each of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. (The table has means of three draws of dropout.) If the weights jitter from step to step, a mean of 5 no longer falls. If they drift the same way for ten steps, only a mean over more keeps its BLEU. **Predict.**
 
 # %%
 columns = ["bleu", "mean of 5", "mean of 10", "mean of 20", "mean of 40"]
@@ -653,7 +653,7 @@ means = {n: pd.DataFrame(runs)[columns].mean() for n, runs in epochs_record["mea
 pd.DataFrame(means).T.round(1).rename_axis("epoch").rename(columns={"bleu": "last weights"})
 
 # %% [markdown]
-# The weights drift: means of 5 and 10 fall, too. A mean of 20, with ten from before the fall, hides it; so does one of 40. In epoch 12 the mean of 40 is 0.5 lower: the last weights were lucky, or the mean is old. Over epochs 10 to 12 the last weights range over 8 BLEU, the means of 40 over 1.5. At the end of epoch 18 the rate is 0: the weights hardly move, and no mean changes anything.
+# The weights drift: means of 5 and 10 fall, too. A mean of 20, with some from before the fall, hides it; so does one of 40. But such a mean is also older. The single weights of step 235, in the middle of the last 40, have 40.8 BLEU as well. So here a mean is no better than older weights. At the end of epoch 18 the rate is 0, and no mean changes anything. The paper's kind, the mean of the last five epochs, has 41.2 in the shipped run, and the best epoch 41.3.
 #
 # ## Several processes
 #
@@ -719,6 +719,6 @@ check(mean_over_ranks)
 # Predict, then train.
 #
 # - Run `python -m scripts.train --preset sample --name a`, then `--name b`. Kill the second with `kill -9` during epoch 3, and go on with `--resume`. Do both `model.safetensors` have the same `sha256sum`?
-# - Train the sample model with `--average 5`, and again with `--schedule inverse_sqrt` too. After which does averaging gain more, and why?
+# - Train the sample model with `--average 5`, and again with `--schedule inverse_sqrt` too. After which does averaging gain more?
 #
 # Next: [Chapter 10 · Judging](ch10_judging.ipynb)

@@ -107,13 +107,13 @@ def fall_chart(
     of the looks that aren't after `start` and up to `end`.
     """
     long_steps = [*map(int, fall["long_steps"])]
-    names = {"bleu": "as it is", "bleu_cut": "cut after one copy"}
+    names = {"bleu": "as they are", "bleu_cut": "loops cut"}
     frame, size = pd.DataFrame(fall["step by step"]), {"points": True, "width": 480, "height": 130}
-    both = frame.rename(columns=names).melt("step", [*names.values()], "text", "BLEU")
-    hues = alt.Color("text:N", sort=[*names.values()]).scale(range=[PALETTE[0], PALETTE[2]])
+    both = frame.rename(columns=names).melt("step", [*names.values()], "outputs", "BLEU")
+    hues = alt.Color("outputs:N", sort=[*names.values()]).scale(range=[PALETTE[0], PALETTE[2]])
     hues = hues.legend(title=None, orient="bottom-left", symbolType="stroke", fillColor="white")
     ratio = lines(frame, "step", "length_ratio", y_title="length ratio", **size)
-    bleu = lines(both, "step", "BLEU", "text", y_title="validation BLEU", **size).encode(hues)
+    bleu = lines(both, "step", "BLEU", "outputs", y_title="validation BLEU", **size).encode(hues)
     mark = alt.Chart(pd.DataFrame({"step": [end]})).mark_rule(strokeDash=[4, 4], color=GREY)
     long_lines = alt.Chart(pd.DataFrame({"step": long_steps}))
     long_lines = long_lines.mark_rule(color=PALETTE[3], strokeWidth=2)
