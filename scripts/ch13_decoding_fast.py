@@ -70,7 +70,7 @@ searching, kernels = Late("scripts.fast.searching"), Late("scripts.fast.kernels"
 # %% [markdown]
 # ## Searches to read, searches to run
 #
-# > **In short.** The same texts as by the searches of chapters 6 and 8, about 3 times as fast as with chapter 8's cache, and 14 times as fast as without it (*The sum*).
+# > **In short.** The same texts as by the searches of chapters 6 and 8, about 3 times as fast as with chapter 8's cache, and more than 10 times as fast as without it (*The sum*).
 #
 # In double precision the fast searches ([`searching.py`](../scripts/fast/searching.py)) write the same tokens as chapter 8's (tested).
 #
@@ -400,7 +400,7 @@ assert gains["8 bits, bound and exact logits"][128] > 1.1 or not fast.fast_in_8_
 figures.gains_chart("screen", gains)
 
 # %% [markdown]
-# For one row the bound and the exact logits cost all that 8 bits gain, for 128 less than half. Where the screen begins to pay depends on the machine; our greedy search uses it from 8 rows on. A beam search can't: it wants probabilities, and their denominator needs every logit.
+# For one row the bound and the exact logits cost all that 8 bits gain, for 128 less than half. Where the screen begins to pay depends on the machine; greedy search uses it from 8 rows on. A beam search can't: it wants probabilities, and their denominator needs every logit.
 #
 # ## Eight bits in every product
 #
@@ -527,7 +527,7 @@ timed = load_record("decoding-speed")
 figures.stop_table(timed)
 
 # %% [markdown]
-# The bound finds a higher score for 38 texts, and takes about a quarter more time. (No text's score gets lower, as the search only goes on for longer.) But a higher score needn't mean a better translation (chapter 8).
+# The bound finds a higher score for 38 texts, and takes a quarter more time. (No text's score gets lower, as the search only goes on for longer.) But a higher score needn't mean a better translation (chapter 8).
 #
 # ## Against others
 #
