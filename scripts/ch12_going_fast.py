@@ -189,7 +189,7 @@ show(duel(lap, lap), "the same again", at_least=0.8)
 staircase.lines_chart(stairs := load_record("speed-stairs"))
 
 # %% [markdown]
-# Fifty-five lines train 15 times as many tokens a second. A thousand more bring a factor of 1.4.
+# Fifty-five lines train 15 times as many tokens a second, a thousand more 1.4 times.
 #
 # The table compares each stair with the one below it: median and range of seven rounds. In the last row the finished program races itself. A gain is *seen* if all seven ratios are larger than each ratio of that row.
 
@@ -207,7 +207,7 @@ staircase.lines_chart(stairs := load_record("speed-stairs"))
 #
 # > **In short.** The cheapest product is the one that isn't computed.
 #
-# The Annotated Transformer pads each sentence to a fixed width, 72 tokens. The model computes padding like words, and throws the results away. If a stair changed the loss or its gradient, it would be a mistake: we first compare both.
+# The Annotated Transformer pads each sentence to a fixed width, 72 tokens. The model computes padding like words, and throws the results away. A stair must not change the loss or its gradient. We first compare the loss and the gradient's norm.
 
 
 # %%
@@ -235,7 +235,7 @@ show(duel(laps(to_longest), laps(in_buckets), 4), "sorted by length", at_least=1
 at_full_size.loc[["padded to the longest", "sorted by length"]]
 
 # %% [markdown]
-# Loss and gradient stay, and both stairs make a lap much faster.
+# Both stay, and both stairs make a lap much faster.
 #
 # ## One line: 16 bits
 #
@@ -258,7 +258,7 @@ at_full_size.loc[["autocast"]]
 #
 # In chapter 11 new pages took most of the loss's time. What do they cost a whole step? glibc, the C library of most Linux systems, can keep freed memory. By default it gives back each freed tensor above a limit of at most 32 MiB. So we make a batch of 40 pairs, whose logits are larger.
 #
-# The settings hold for the whole process, and a lap still gets new pages if the lap before gave them back. So each program takes four laps: only the first pays for the other program. If the pages go and the time stays, pages cost little.
+# The settings hold for the whole process. So each program takes four laps: only the first pays for what the other program gave back. If the pages go and the time stays, pages cost little.
 
 
 # %%
@@ -352,7 +352,7 @@ for p in (0.0, 0.1):
 #
 # > **In short.** PyTorch's compiler fuses small operations by itself, in one line. But on a CPU it makes dropout slower.
 #
-# `torch.compile(f)` records the operations of `f`, then writes and compiles C++ that does them in few passes. A whole step takes it a minute or two, so here are two pieces. **Predict.** Which gains more: LayerNorm with ReLU, or dropout?
+# `torch.compile(f)` records the operations of `f`, then writes and compiles C++ that does them in few passes. A whole step takes it long, so here are two pieces. **Predict.** Which gains more: LayerNorm with ReLU, or dropout?
 
 # %%
 norm, x = LayerNorm(512).requires_grad_(False), torch.randn(1024, 512)
@@ -364,7 +364,7 @@ else:
     print("duel: skipped, as there is no C++ compiler")
 
 # %% [markdown]
-# LayerNorm and ReLU become one pass, many times as fast. Dropout gets *slower*: the C++ makes its random numbers one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). And a whole step? Of the four programs in *Against others* two get slower and none clearly faster.
+# LayerNorm and ReLU become one kernel, many times as fast. Dropout gets *slower*: the C++ makes its random numbers one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). And a whole step? Of the four programs in *Against others* two get slower and none clearly faster.
 #
 # ## What dropout costs
 #
@@ -411,13 +411,13 @@ at_full_size.loc[["dropout from 16 bits"]]
 #
 # ## Memory: a loss that never holds all logits
 #
-# > **In short.** The logits are the largest tensor of a step. Make a few rows of them at a time, and overwrite them. That saves memory, not time.
+# > **In short.** The logits are the largest tensor of a step. Make a few rows of them at a time, and overwrite them. That saves memory above all.
 #
 # For 2,048 targets and 8,192 words the logits $z = XW^\top + b$ take 64 MiB. The gradients of the smoothed loss (chapter 6) are:
 #
 # $$ \frac{\partial\ell}{\partial z} = P - Y,\qquad \frac{\partial\ell}{\partial X} = (P - Y)\,W,\qquad \frac{\partial\ell}{\partial W} = (P - Y)^\top X $$
 #
-# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. A row of these needs its own logits alone. So a loop makes `chunk` rows of logits at a time, overwrites them with $P - Y$, and adds the two products to the gradients.
+# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. Each row of $P - Y$ needs its own logits alone. So a loop makes `chunk` rows of logits at a time, overwrites them with $P - Y$, and adds the two products to the gradients.
 #
 # A `Function` is an operation whose backward pass we write ourselves. Its `ctx` keeps what that pass needs: the finished gradients.
 #
@@ -488,7 +488,7 @@ for name in ("F.cross_entropy", "loss in chunks"):
 at_full_size.loc[["loss in chunks"]]
 
 # %% [markdown]
-# The textbook's loss holds five. Chunks save hardly any time, but nearly half the memory: at full size our finished program takes 443 MiB, and 793 with the textbook's loss ([record](../results/speed-steps.json)). `F.cross_entropy` returns the smoothed loss alone; our training reports the plain one, too.
+# The textbook's loss holds five. As a stair, chunks save hardly any time. In the finished program they gain 1.16, and save nearly half the memory: it takes 443 MiB, and 793 with the textbook's loss ([record](../results/speed-steps.json), 16 bits). `F.cross_entropy` returns the smoothed loss alone; our training reports the plain one, too.
 #
 # ## Rows instead of rectangles
 #
@@ -682,7 +682,7 @@ check(packed_attention)
 #
 # <details><summary>Answer</summary>
 #
-# The control: a program against itself, in the same order. In [a race](../results/speed-steps.json) with a fixed order its five ratios were all below 1, by 1 to 4%.
+# The control: a program against itself, in the same order. In [a race](../results/speed-steps.json) with a fixed order, its five ratios in 16 bits were all below 1, by 1 to 4%. So 1.02 may be chance.
 #
 # </details>
 #
