@@ -13,16 +13,6 @@
 #     name: python3
 # ---
 
-# %%
-
-# %% tags=["bootstrap"]
-import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
-
-sys.path[:0] = [f"{sys.path[0]}/..", home := "from-attention-to-translation", f"{home}.zip", ".."]
-if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for place in sys.path)])):
-    sys.exit(f"Put {home}.zip, which `make colab` writes, beside this notebook.")
-home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
-
 # %% [markdown]
 # # Chapter 16 · Intervening
 #
@@ -37,6 +27,14 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 # *If you read only three cells:* the picture of *One vector*, the charts of *Does the map tell?* and *Do heads stand in for one another?*
 #
 # Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary, **N** layers; $d_k = D/H$.
+
+# %% tags=["bootstrap"]
+import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
+
+sys.path[:0] = [f"{sys.path[0]}/..", home := "from-attention-to-translation", f"{home}.zip", ".."]
+if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for place in sys.path)])):
+    sys.exit(f"Put {home}.zip, which `make colab` writes, beside this notebook.")
+home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
 
 # %%
 import math
@@ -105,7 +103,7 @@ residual_stream()
 #
 # > **In short.** To learn what a head is for, take it away and see what gets worse.
 #
-# Before the output projection $W^O$ the results of a layer's heads stand side by side, $d_k$ numbers each (chapter 2). They are what a head *says*. PyTorch can call a function of ours there, a *hook*, which replaces some of them. A **silent** head says zeros.
+# The results of a layer's heads stand side by side before the output projection $W^O$ (chapter 2). A head's $d_k$ numbers are what it *says*. PyTorch can call a function of ours there, a *hook*, which replaces some of them. A **silent** head says zeros.
 
 
 # %% tags=["yours"]
@@ -160,7 +158,7 @@ with torch.no_grad():
     assert not torch.equal(output(x), F.linear(x, weight, output.bias))  # it speaks again
 
 # %% [markdown]
-# **Pitfall.** *A hook that is never called.* Our fast decoder reads the layer's weights and never calls the layer. So every head seems worthless. Check first that something changes.
+# **Pitfall.** *A hook that is never called.* Our fast decoder reads the layer's weights and never calls the layer: every head seems worthless. Check first that something changes.
 
 # %%
 cross_heads = [(layer, i) for layer in attention_layers(model)["cross"] for i in range(layer.h)]
@@ -352,26 +350,25 @@ more, error = cost_per_token(difference, batch.ntokens)
 print(f"best less worst, our captions: {more:+.3f} ± {error:.3f}")
 
 # %% [markdown]
-# The same on the 1,014 validation pairs (the record of `python -m scripts.studies.aligners`), and all costs:
+# The same on the 1,014 validation pairs (the record of `python -m scripts.studies.aligners`):
 
 # %%
 study = load_record("aligners-multi30k")
 print("best less worst, validation: {:+.3f} ± {:.3f}".format(*study["best less worst"]))
 theirs = {"each silent alone, added up": of_kind["cross"]["silent"].sum()} | study["costs"]
-twelve = [theirs[f"12 {which} aligners silent"] for which in ("best", "worst")]
-assert max(twelve) < theirs["all 24 silent"] / 10
+assert max(v for name, v in theirs.items() if "12" in name) < theirs["all 24 silent"] / 10
 cross_costs_chart({"our 50 captions": ours, "1,014 validation pairs": theirs})
 
 # %% [markdown]
-# **All 24.** On validation the worths add up to 0.05 nats, but all heads together cost 2.57. Noise costs far less, so the size of the change alone isn't the reason. But halving costs little: the model needs only a part of what is said. So small worths alone don't prove that heads stand in for one another.
+# **All 24.** On validation the worths add up to 0.05 nats, but all heads together cost 2.57. Noise costs far less, so the size of the change alone isn't the reason. But halving costs little, so the model needs only a part of what is said. Small worths alone don't prove that heads stand in for one another.
 #
 # **Twelve.** Silencing either twelve costs about 0.2, little more than halving. So the other twelve do nearly all of the work, be they the best aligners or the worst: heads stand in for one another.
 #
-# **Good aligners.** On our captions the best aligners are missed *more* than the worst, on validation *less*, both by more than two standard errors. So a finding needs a second set of sentences.
+# **Good aligners.** On our captions, which also chose the groups, the best aligners are missed *more* than the worst, on validation *less*, both by more than two standard errors. So a finding needs a second set of sentences.
 #
 # <details><summary>Details: the mean in place of zero</summary>
 #
-# *Mean-ablation* puts a head's average over all pairs in place of zero. It costs less than silence only where all of cross-attention is changed (2.41 nats).
+# *Mean-ablation* puts a head's average over all pairs in place of zero. For all of cross-attention it costs less than silence (2.41 nats), for other groups more.
 #
 # </details>
 #
@@ -453,10 +450,11 @@ two_words = own[0].clone()
 two_words[:, [1, 3]] = others[0][:, [1, 3]]
 both = preference(model, memory_from(model, two_words, 0), read, her, his)
 print(f"both words at once: {both:+.1f}")
+assert np.flatnonzero(np.min(table, axis=0) < clean - 1).tolist() == [1, 3]  # the title's words
 patch_chart(table, words, clean)
 
 # %% [markdown]
-# Only two columns change much. Exchanging "ihrem" leaves the model undecided, or after the last layer turns it to *his*. Exchanging "Frau" takes away most of *her*'s lead. Both together, at the embeddings, do nearly all that the whole sentence does. So here *her* rests on two German words, where grammar needs one. (This is one pair, chosen to show the method. Meng et al. 2022 looked for facts in this way.)
+# Only two columns change much. Exchanging "ihrem" leaves the model undecided, or after the last layer turns it to *his*. Exchanging "Frau" takes away most of *her*'s lead. Both together, at the embeddings, do nearly all that the whole sentence does. So here *her* rests on two German words, where grammar needs one. (This is one pair, chosen as an example. Meng et al. 2022 looked for facts similarly.)
 #
 # ## Read
 #
