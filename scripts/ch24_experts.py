@@ -199,7 +199,7 @@ step_chart(router, torch.randn(150, 2), mean=4 * direction, step=0.4 * direction
 # - **The start.** Before any step, a mean makes some scores higher than others. If this leaves experts idle, an even start keeps more in use.
 # - **Learning along the mean.** If this does, a router that can't learn along the mean keeps more in use, from the same uneven start.
 #
-# Eight experts, two for each token, learn a small function of 16 features. A token is noise plus a mean, 0 or 1 in each feature. The function depends on the noise alone. In a real layer, router and experts read the same tokens; here each has its own mean. In the last row, *both*, each mean is 1. The three rows above it change one thing:
+# Eight experts, two for each token, learn a small function of 16 features. A token is noise plus a mean, 0 or 1 in each feature. The function depends on the noise alone. In a real layer, router and experts read the same tokens; here each has its own mean. In the last row, *both*, each mean is 1. Each of the three rows above it changes one thing:
 #
 # - *experts don't learn:* only the router does.
 # - *router can't learn along it:* the router reads no mean. What a mean of 1 adds to each score at first is added as a constant.
