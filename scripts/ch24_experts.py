@@ -178,11 +178,11 @@ print(f"visits: {layer.visits.tolist()}, {layer.visits.sum()} in all: two for ea
 # %% [markdown]
 # ## Why experts fall idle
 #
-# > **In short.** Only chosen experts learn. Where all tokens share a mean, one step of the router along it raises an expert's score for all of them. Then few experts stay in use.
+# > **In short.** Only chosen experts learn. Where all tokens share a mean, one step of the router along it raises an expert's score for nearly all of them. Then few experts stay in use.
 #
 # Routing can *collapse*: the router comes to send nearly all tokens to the same few experts. The usual explanation is a circle (Shazeer et al., §4). An expert that is chosen learns, and one that has learned is chosen more often. But tokens differ. Why are the same experts chosen for nearly all of them?
 #
-# We suspect what tokens have in common. Let a token be $x = m + n$, where the mean m is the same for all tokens and the noise n isn't. With $w_e$ for column e of $W_r$, expert e's score is $m \cdot w_e + n \cdot w_e$. The first term is the same for all tokens. So a step of $w_e$ along m raises expert e's score for all of them.
+# We suspect what tokens have in common. Let a token be $x = m + n$, where the mean m is the same for all tokens and the noise n isn't. With $w_e$ for column e of $W_r$, expert e's score is $m \cdot w_e + n \cdot w_e$. The first term is the same for all tokens. So a step of $w_e$ along m raises it for all of them.
 
 # %%
 torch.manual_seed(0)
@@ -199,7 +199,7 @@ step_chart(router, torch.randn(150, 2), mean=4 * direction, step=0.4 * direction
 # - **The start.** Before any step, a mean makes some scores higher than others. If this leaves experts idle, an even start keeps more in use.
 # - **Learning along the mean.** If this does, a router that can't learn along the mean keeps more in use, from the same uneven start.
 #
-# Eight experts, two for each token, learn a small function of 16 features. A token is noise plus a mean, 0 or 1 in each feature. The function depends on the noise alone. In a real layer, router and experts read the same tokens; here each has its own mean. In the last row, *both*, each mean is 1. The three rows above it change one thing:
+# Eight experts, two for each token, learn a small function of 16 features. A token is noise plus a mean, 0 or 1 in each feature. The function depends on the noise alone. In a real layer, router and experts read the same tokens; here each has its own mean. In the last row, *both*, each mean is 1. Each of the three rows above it changes one thing:
 #
 # - *experts don't learn:* only the router does.
 # - *router can't learn along it:* the router reads no mean. What a mean of 1 adds to each score at first is added as a constant.
@@ -249,10 +249,10 @@ counts = {name: [toy_run(seed, **how) for seed in range(6)] for name, how in set
 in_use_chart(counts)
 
 # %% [markdown]
-# - **The start isn't the cause.** From an even start, with all eight in use, two to five are left.
-# - **Learning along the mean is.** If the router can't learn along it, five or six are left. The row *both* starts with the same counts, and ends with two or three.
-# - **The experts must learn.** If they don't, four to six are left.
-# - **Router and experts must both read the mean.** If only one does, six to eight are left.
+# - **Learning along the mean matters most.** If the router can't learn along it, five or six are left. The row *both* starts with the same counts, and ends with two or three.
+# - **The start matters less.** An even start, with all eight in use, ends with two to five.
+# - **The experts' learning matters, too.** If they don't learn, four to six are left.
+# - **One mean isn't enough.** If only router or experts read it, six to eight are left.
 #
 # ## Remedies
 #
@@ -396,7 +396,7 @@ block_means(["2017", "SwiGLU", "experts"])
 #
 # - A router sends each token to k of E experts.
 # - Dropless code sorts the visits by expert, and drops none.
-# - In our toy, experts fall idle where they and the router read a mean that tokens share, and both learn.
+# - In our toy, most experts fall idle where they and the router read a mean that tokens share, and both learn.
 # - A penalty, a bias, or no mean at the router keeps them in use.
 #
 # ## What these papers did that we don't

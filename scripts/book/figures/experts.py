@@ -88,7 +88,7 @@ def in_use_chart(counts: Mapping[str, Sequence[tuple[int, int]]]) -> alt.ConcatC
     matrices = {"at the first step": first, "in the last 20 steps": last}
     return titled(
         panels(matrices, [*counts], row_title="", column_title="seed", digits=0),
-        "Where both read a mean, learning along it leaves experts idle, not the start",
+        "Learning along a shared mean leaves more experts idle than the start does",
         "Experts in use, of eight: who reads a mean, and what else is changed.",
     )
 
