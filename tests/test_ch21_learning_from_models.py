@@ -18,6 +18,8 @@ from scripts.ch21_learning_from_models import (
 )
 from scripts.core.models import DEFAULT_MODEL
 from scripts.evaluate import main as evaluate
+from scripts.studies.runner import Plan
+from scripts.studies.word_targets import RATE, plan_runs
 
 FIRST, SECOND = "test_2016_flickr", "test_2017_flickr"
 
@@ -32,6 +34,21 @@ def test_doubt_alone_keeps_the_labels_share_and_forgets_which_other_words():
     for row, before, label in zip(spread, q, labels.tolist(), strict=True):
         others = torch.cat([row[:label], row[label + 1 :]])
         assert row[label] == before[label] and (others == others[0]).all()
+
+
+def test_all_words_lead_in_every_seed_and_at_every_rate_on_record():
+    """The chapter asserts the same of its own run, and quotes the leads of eight seeds."""
+    runs = load_record("word-targets-sample")["runs"]
+    plan = Plan(runs)
+    plan_runs(plan)
+    bleu = {(run["targets"], run["lr"], run["seed"]): run["bleu"] for run in runs}
+    assert len(bleu) == len(runs) == len(plan) and len({run["commit"] for run in runs}) == 1
+    own = {place[1:]: score for place, score in bleu.items() if place[0] == "all words"}
+    for rival, quoted in (("doubt alone", (12, 26)), ("one word", (8, 24))):
+        leads = {place: own[place] - bleu[rival, *place] for place in own}
+        assert min(leads.values()) > 5
+        eight = [lead for (rate, _), lead in leads.items() if rate == RATE]
+        assert (round(min(eight)), round(max(eight))) == quoted
 
 
 # Written corpora
@@ -100,8 +117,10 @@ def test_the_titles_of_the_charts_hold_in_the_records():
     before = load_record("multi30k-de-en")["test"]
     four, two = (1, 2, 3, 4), (1, 3)
     for rung, seeds, on_second in (
-        ("risk-long", four, -1),
+        ("onward", (1, 2), -1),
         ("widened", four, 1),
+        ("risk-long", four, -1),
+        ("risk-mean", (1,), -1),
         ("all-mean", two, 1),
     ):
         for test, sign in ((FIRST, 1), (SECOND, on_second)):
