@@ -183,7 +183,7 @@ def lessons_of(
     with torch.no_grad():
         known = [real_logits(teacher.model, batch) for batch in batches]  # (N, V) each
     all_1, all_2 = ([(logits / tau).softmax(dim=-1) for logits in known] for tau in (1, 2))
-    word = [nn.functional.one_hot(y, len(teacher.tokenizer)).double() for y in labels]
+    word = [nn.functional.one_hot(y, len(teacher.tokenizer)).to(all_1[0]) for y in labels]
     doubt = [doubt_alone(q, y) for q, y in zip(all_2, labels, strict=True)]
     targets = {("one word", 1): word, ("all words", 1): all_1}
     return batches, targets | {("doubt alone", 2): doubt, ("all words", 2): all_2}
