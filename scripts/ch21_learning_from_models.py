@@ -204,7 +204,7 @@ for (name, tau), targets in targets_of.items():
     share = torch.cat([(q * word).sum(dim=-1) for q, word in pairs]).mean()
     row = {"targets": name, "τ": tau, "on the person's word": f"{share:.2f}"}
     rows.append(row | {"BLEU": bleu, "its first caption": texts[0]})
-assert rows[3]["BLEU"] > max(rows[0]["BLEU"], rows[2]["BLEU"]) + 5
+assert rows[3]["BLEU"] > max(rows[0]["BLEU"], rows[2]["BLEU"]) + 2
 print(f"{sources[0]} A person: {references[0]}")
 pd.DataFrame(rows)
 
@@ -213,7 +213,7 @@ pd.DataFrame(rows)
 #
 # <details><summary>Details: seeds and rates</summary>
 #
-# The table is of one seed. In [eight](../results/word-targets-sample.json) (`python -m scripts.studies.word_targets --save`) *all words* at $\tau = 2$ led *doubt alone* by XX to XX BLEU, and *one word* by XX to XX. RATES
+# The table is of one seed. In [eight others](../results/word-targets-sample.json) (`python -m scripts.studies.word_targets --save`) *all words* at $\tau = 2$ led *doubt alone* by 12 to 26 BLEU, and *one word* by 5 to 24. Half and twice the learning rate were worse for each, with one seed; at half of it *all words* didn't lead *one word*.
 #
 # </details>
 
@@ -447,8 +447,6 @@ means.loc[["all pairs", "more cross-entropy", "minimum risk"], ["words"]].round(
 #
 # > **In short.** We train chapter 9's model further, by several recipes. *Risk* gains on one test and loses on the other; *widened* and *all-mean* gain on both.
 #
-# Each recipe goes on from the weights of chapter 9's model.
-#
 # | name | what it does |
 # |---|---|
 # | *onward* | trains on people's pairs alone, and stops early: a rough control |
@@ -457,7 +455,7 @@ means.loc[["all pairs", "more cross-entropy", "minimum risk"], ["words"]].round(
 # | *risk-mean* | the mean of the weights of two *risk* runs, and of one of them after a second pass |
 # | *all-mean* | the mean of three such weights and those of two *widened* runs |
 #
-# Short runs from the same weights stay so near to each other that their weights can be averaged (Wortsman et al. 2022).
+# All begin with chapter 9's weights, and are short. So they stay near to each other, and their weights can be averaged (Wortsman et al. 2022).
 #
 # The test of 2016 comes from the same collection as the training pairs. The photographs of the test of 2017 were collected later (Elliott et al. 2017). **Predict.** Which recipes gain on both tests?
 
