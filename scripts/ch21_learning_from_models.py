@@ -209,11 +209,11 @@ print(f"{sources[0]} A person: {references[0]}")
 pd.DataFrame(rows)
 
 # %% [markdown]
-# *All words* at $\tau = 2$ translates far better than *doubt alone*, though both give the person's word the same share of $q$. So the student learned from how the teacher ranks the other words. At $\tau = 1$ they have only a tenth of $q$: the teacher knows these pairs by heart, and its label smoothing of 0.1 left that much. The temperature of 2 raises their share.
+# *All words* at $\tau = 2$ translates far better than *doubt alone*, though both give the person's word the same share of $q$. So the student learned from how the teacher ranks the other words. At $\tau = 1$ they have only a tenth of $q$: the teacher knows these pairs by heart, and its label smoothing of 0.1 left that much. At $\tau = 2$ they have nine tenths.
 #
 # <details><summary>Details: seeds and rates</summary>
 #
-# The table is of one seed. In [eight others](../results/word-targets-sample.json) (`python -m scripts.studies.word_targets --save`) *all words* at $\tau = 2$ led *doubt alone* by 12 to 26 BLEU, and *one word* by 5 to 24. Half and twice the learning rate were worse for each, with one seed; at half of it *all words* didn't lead *one word*.
+# The table is of one seed. In [eight others](../results/word-targets-sample.json) (`python -m scripts.studies.word_targets --save`) *all words* at $\tau = 2$ led *doubt alone* by 12 to 26 BLEU, and *one word* by 5 to 24. With one seed, half and twice the learning rate were worse for each; at half *all words* didn't lead *one word*.
 #
 # </details>
 
@@ -351,7 +351,7 @@ falls_chart(
 )
 
 # %% [markdown]
-# With shuffled German the loss falls by 0.7 nats, though these sources say nothing, and the translations get far worse. The model has learned to write English. So a lower loss needn't mean better translation: look at the translations.
+# With shuffled German the loss falls by 0.7 nats, though these sources say nothing, and the translations get far worse. The model has learned to write English. So a lower loss needn't mean better translations.
 #
 # This doesn't say how much of drawn German's 0.9 nats is English alone, since shuffled German also does harm.
 
@@ -445,7 +445,7 @@ means.loc[["all pairs", "more cross-entropy", "minimum risk"], ["words"]].round(
 # %% [markdown]
 # ## The ladder
 #
-# > **In short.** We train chapter 9's model further, by several recipes. *Risk* gains on one test and loses on the other; *widened* and *all-mean* gain on both.
+# > **In short.** We train chapter 9's model further, by several recipes. Some gain on both tests, others on one alone. A mean of several runs ships.
 #
 # | name | what it does |
 # |---|---|
@@ -455,7 +455,7 @@ means.loc[["all pairs", "more cross-entropy", "minimum risk"], ["words"]].round(
 # | *risk-mean* | the mean of the weights of two *risk* runs, and of one of them after a second pass |
 # | *all-mean* | the mean of three such weights and those of two *widened* runs |
 #
-# All begin with chapter 9's weights, and are short. So they stay near to each other, and their weights can be averaged (Wortsman et al. 2022).
+# These short runs from the same weights stay so near to each other that their weights can be averaged (Wortsman et al. 2022).
 #
 # The test of 2016 comes from the same collection as the training pairs. The photographs of the test of 2017 were collected later (Elliott et al. 2017). **Predict.** Which recipes gain on both tests?
 
@@ -490,7 +490,7 @@ two_tests_chart(
 #
 # **The tests had a say.** Validation alone should choose what ships. By validation *risk-mean* is as good as the first *all-mean*: both have 43.4 BLEU with a beam, each at its best length penalty. We didn't ship *risk-mean*, because it is below chapter 9's model on the test of 2017. So the tests took part in the choice of *all-mean*, and its scores on them flatter.
 #
-# With a beam, the length penalty matters as much as a recipe: [the ladder](../docs/ladder.md) has those scores, all runs and their settings.
+# [The ladder](../docs/ladder.md) has the scores with a beam, all runs and their settings.
 #
 # ## Summary
 #
