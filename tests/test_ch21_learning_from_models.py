@@ -18,6 +18,8 @@ from scripts.ch21_learning_from_models import (
 )
 from scripts.core.models import DEFAULT_MODEL
 from scripts.evaluate import main as evaluate
+from scripts.studies.runner import Plan
+from scripts.studies.word_targets import RATE, SEEDS, TARGETS, plan_runs
 
 FIRST, SECOND = "test_2016_flickr", "test_2017_flickr"
 
@@ -32,6 +34,21 @@ def test_doubt_alone_keeps_the_labels_share_and_forgets_which_other_words():
     for row, before, label in zip(spread, q, labels.tolist(), strict=True):
         others = torch.cat([row[:label], row[label + 1 :]])
         assert row[label] == before[label] and (others == others[0]).all()
+
+
+def test_all_words_lead_in_every_seed_on_record_and_each_has_its_best_rate():
+    """The chapter asserts a lead of 2 in its own run, and quotes those of eight seeds."""
+    runs = load_record("word-targets-sample")["runs"]
+    plan = Plan(runs)
+    plan_runs(plan)
+    bleu = {(run["targets"], run["lr"], run["seed"]): run["bleu"] for run in runs}
+    assert len(bleu) == len(runs) == len(plan) and len({run["commit"] for run in runs}) == 1
+    for rival, quoted in (("doubt alone", [12, 26]), ("one word", [5, 24])):
+        leads = [bleu["all words", RATE, s] - bleu[rival, RATE, s] for s in SEEDS]
+        assert min(leads) > 5 and [round(min(leads)), round(max(leads))] == quoted
+    for name, _ in TARGETS:
+        assert all(bleu[name, rate * RATE, 1] < bleu[name, RATE, 1] for rate in (1 / 2, 2))
+    assert bleu["all words", RATE / 2, 1] < bleu["one word", RATE / 2, 1]
 
 
 # Written corpora
@@ -100,8 +117,10 @@ def test_the_titles_of_the_charts_hold_in_the_records():
     before = load_record("multi30k-de-en")["test"]
     four, two = (1, 2, 3, 4), (1, 3)
     for rung, seeds, on_second in (
-        ("risk-long", four, -1),
+        ("onward", (1, 2), -1),
         ("widened", four, 1),
+        ("risk-long", four, -1),
+        ("risk-mean", (1,), -1),
         ("all-mean", two, 1),
     ):
         for test, sign in ((FIRST, 1), (SECOND, on_second)):

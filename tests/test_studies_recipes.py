@@ -1,7 +1,6 @@
 """The study of chapter 21: what each row learns from, the models that others need, fine-tuning."""
 
 import copy
-import math
 from dataclasses import asdict, replace
 
 import pytest
@@ -55,10 +54,8 @@ def task(row, seed=1):
     return {"row": row, "lr": 1e-3, "seed": seed} | more
 
 
-def test_word_facts_are_right_where_they_are_known():
-    entropy = round(2 * math.log(2) / 6, 4)
-    assert recipes.word_facts(["a b", "a c"]) == {"words": 4, "types": 3, "entropy": entropy}
-    assert recipes.word_facts(["A man, a plan."])["types"] == 3  # without punctuation
+def test_words_are_counted_without_punctuation():
+    assert recipes.mean_words(["A man, a plan.", "Well-known"]) == 2.5
 
 
 def test_what_each_row_learns_from(few):

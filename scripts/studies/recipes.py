@@ -13,14 +13,12 @@ import copy
 import itertools
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
 import torch
-from scipy.stats import entropy
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -95,19 +93,10 @@ def teacher_texts(corpus: str) -> Run:
     return kept_at(runs_folder() / f"teacher-{corpus}.json", {"key": key}, write)
 
 
-def plain_words(text: str) -> list[str]:
-    """The words of a text, lower-cased and without punctuation."""
-    return [token for token in tokens_13a(text.lower()) if any(map(str.isalnum, token))]
-
-
-def word_facts(texts: Sequence[str]) -> dict[str, float]:
-    """How many words and different words, and the next word's entropy in nats, given the last."""
-    lines = [["<s>", *plain_words(text), "</s>"] for text in texts]
-    firsts = Counter(word for line in lines for word in line[:-1])
-    neighbours = Counter(pair for line in lines for pair in itertools.pairwise(line))
-    nats = entropy([*neighbours.values()]) - entropy([*firsts.values()])
-    words, types = firsts.total() - len(texts), len(firsts) - 1
-    return {"words": words, "types": types, "entropy": round(float(nats), 4)}
+def mean_words(texts: Sequence[str]) -> float:
+    """How many words a text has, without punctuation."""
+    words = [token for text in texts for token in tokens_13a(text) if any(map(str.isalnum, token))]
+    return len(words) / len(texts)
 
 
 def read_by(setting: Mapping[str, Any], task: Run) -> tuple[TrainingData, Run]:
@@ -115,9 +104,8 @@ def read_by(setting: Mapping[str, Any], task: Run) -> tuple[TrainingData, Run]:
     data, row = data_of(setting["corpus"], setting["vocab"]), task["row"]
     if row == TAUGHT:
         texts = teacher_texts(setting["corpus"])
-        people, judged = ([target for _, target in data.corpus[name]] for name in ("train", "val"))
-        facts = {"facts": word_facts(texts["train"]), "people": word_facts(people)}
-        facts |= {"val_words": word_facts(judged)["words"] / len(judged), "teacher": texts["key"]}
+        words = mean_words([target for _, target in data.corpus["val"]])
+        facts = {"val_words": words, "teacher": texts["key"]}
         return distilled(data, lambda _: texts["train"]), facts
     if row in (GREEDY, SAMPLED, SHUFFLED):
         known = {*part_indices(len(data.train), SHARE)}
@@ -129,8 +117,7 @@ def read_by(setting: Mapping[str, Any], task: Run) -> tuple[TrainingData, Run]:
             return ch21.back_translated(data, known, lambda _: people), {}
         reverse = kept_model(setting, REVERSE, task["reverse_lr"], seed)
         texts = translate(reverse, targets, DecodeOptions(beam=1, sample=row == SAMPLED, seed=seed))
-        facts = {"facts": word_facts(texts), "people": word_facts(people)}
-        facts["back_bleu"] = round(corpus_bleu(texts, people).score, 2)
+        facts = {"back_bleu": round(corpus_bleu(texts, people).score, 2)}
         return ch21.back_translated(data, known, lambda _: texts), facts
     part = part_of(data, SHARE) if row in (PART, REVERSE) else data
     return (turned_around(part) if row == REVERSE else part), {}
@@ -261,7 +248,7 @@ def scored(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
         "bleu": round(corpus_bleu(texts, references).score, 2),
         "chrf": round(chrf, 2),
         "risk": round(1 - chrf / 100, 4),
-        "words": round(word_facts(texts)["words"] / len(texts), 2),
+        "words": round(mean_words(texts), 2),
     }
 
 
