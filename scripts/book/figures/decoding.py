@@ -30,11 +30,9 @@ GAINS = {  # title, name of the axis, caption; a title names where parts begin t
 }
 
 
-def waterfall(
-    gains: Mapping[str, float], total: float, controls: Sequence[float], axis: str
-) -> alt.LayerChart:
-    """What each way gains over the one before it, {way: ratio}; the last over the first."""
-    low, high = min(controls), max(controls)
+def waterfall(gains: Mapping[str, float], controls: Sequence[float], axis: str) -> alt.LayerChart:
+    """What each way gains over the one before it, {way: ratio}; and their product."""
+    low, high, total = min(controls), max(controls), math.prod(gains.values())
     frame = pd.DataFrame({"change": [*gains, "all together", "control"]})
     frame["to"] = [*itertools.accumulate(gains.values(), operator.mul), total, high]
     frame["from"] = [1, *frame["to"][: len(gains) - 1], 1, low]
