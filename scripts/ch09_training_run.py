@@ -94,7 +94,7 @@ assert (history.loc[11] < history.loc[10])[["train_loss", "val_loss"]].all()
 history_chart(history, "Half the BLEU comes in two epochs; in epoch 11 it falls", case=11)
 
 # %% [markdown]
-# The run had half after three minutes. *Iglu* is in two training captions only. (The training loss is higher at first: it is the mean over a whole epoch, with dropout on.)
+# The run had half after three minutes. *Iglu* is in two training captions only: the model can't spell it yet. (The training loss is higher at first: it is the mean over a whole epoch, with dropout on.)
 #
 # ## The run
 #
@@ -271,7 +271,7 @@ with tempfile.TemporaryDirectory() as folder:
 saved_run()
 
 # %% [markdown]
-# Adam keeps `step`, `exp_avg` and `exp_avg_sq` in `optimizer.state[weight]`. `done` counts the steps of this epoch. `torch.get_rng_state()` is the random generator's state; on a GPU dropout draws from another generator, which the engine saves, too.
+# Adam keeps `step`, `exp_avg` and `exp_avg_sq` in `optimizer.state[weight]`. `done` counts the steps of this epoch. `torch.get_rng_state()` is the random generator's state; on a GPU dropout draws from another generator, which our `Trainer` doesn't save, but the engine does.
 #
 # First we train a tiny model without interruption, to compare with. It has dropout: without it, a trainer that forgets the generator would pass.
 
@@ -562,7 +562,7 @@ changes = searches[["bleu", "bleu_cut"]].astype(float).groupby(level=0, sort=Fal
 changes.droplevel(1).set_axis(["outputs as they are", "loops cut"], axis=1).round(1)
 
 # %% [markdown]
-# With a beam *and* loops cut BLEU doesn't fall. So BLEU falls because some outputs don't stop: of the greedy 3.7 loops are 2.2. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
+# With a beam *and* loops cut BLEU doesn't fall. So BLEU falls mostly because some outputs don't stop: of the greedy 3.7 loops are 2.2. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
 #
 # - *Luck with these captions*: hardly. The fall's 95% interval is 2.0 to 5.3 BLEU ([chapter 10](ch10_judging.ipynb)). But we chose the worst epoch, which makes a fall look larger.
 # - *Rounding*: no. The shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall in the same epoch, by 3.2 and 2.5.
@@ -581,7 +581,7 @@ fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", st
 # %% [markdown]
 # Grey is the range of BLEU at the looks before step 241 and after step 255. Between these, BLEU falls far below it: by 5.2 from step 240 on. (Epoch 10 ended lower, hence 3.7 above.) Five steps later it is back.
 #
-# Steps 241 and 243 to 246, the *long steps*, have sentences of 21 to 43 tokens on average; the epoch's mean is 17. Only epochs 7 and 18 have six steps in a row that are as long on average, and not near their ends.
+# Steps 241 and 243 to 246, the *long steps*, have sentences of 21 to 43 English tokens on average; the epoch's mean is 17. With 242 between them they are six in a row. Only epochs 7 and 18 have six that are about as long on average, and not near their ends.
 #
 # **Control.** We train epoch 11 again from the same state, each time with one change in the order. A panel has three draws of dropout:
 #
@@ -602,24 +602,24 @@ orders = {
     "shuffled before": ("mixed L 9", "order 1, long steps late, own end"),
     "shuffled again": ("mixed L 9", "order 2, long steps late, own end"),
 }
-controls_chart(fall, orders, steady, "Late long steps begin the fall; after others it heals")
+controls_chart(fall, orders, steady, "Ending low takes late long steps and their neighbours")
 
 # %% [markdown]
 # **Culprit.**
 #
 # - It isn't dropout: the fall comes with each draw.
 # - Moving just any five steps changes nothing: BLEU falls as before.
-# - With the long steps at the start BLEU stays in the grey range. So the fall needs them late.
-# - With other neighbours BLEU is 2.2 lower at step 250, and back at 255. So the long steps begin the fall, and the next nine keep it.
-# - With other steps before, BLEU stays in the grey range. So the order before counts, too.
+# - With the long steps at the start BLEU ends in the grey range. So an end as low needs them late. (We looked only at the last ten steps.)
+# - With other neighbours BLEU falls by 2.2 until step 250, and heals. With other steps before, it stays in the grey range, though outputs still grow. So the right neighbours are needed, too.
+# - The *state* isn't excluded: the GPU run with our seed has nearly these steps in the same place, in 16 bits, and doesn't fall.
 #
-# And the state? The GPU run with our seed has steps about as long in the same place, and doesn't fall. Nor does epoch 12 if its long steps move there (one run of the earlier repetition). So the culprit is a chain: this state, then this order, with long steps late. (Epoch 5 fell with shorter steps.)
+# Long steps aren't the only cause of such falls: epoch 5 fell with shorter ones.
 #
 # **Moral.** One epoch's BLEU is a snapshot: had this epoch ended five steps later, nobody would have seen a fall. So don't stop a run for one bad epoch. Look at the outputs' length, and wait: in the last four epochs BLEU moves by less than 0.5.
 #
 # ## Averaging checkpoints
 #
-# > **In short.** In the middle of a run BLEU swings. A mean of weights over more steps than a swing lasts hides it; so would older weights.
+# > **In short.** In the middle of a run BLEU swings. A mean over more steps than a swing lasts doesn't show it. Older weights come close.
 #
 # The paper averages its base model's last 5 checkpoints, saved every ten minutes (§6.1): $\bar\theta = \frac1K \sum_k \theta_k$. **Your turn.**
 
@@ -653,7 +653,7 @@ means = {n: pd.DataFrame(runs)[columns].mean() for n, runs in epochs_record["mea
 pd.DataFrame(means).T.round(1).rename_axis("epoch").rename(columns={"bleu": "last weights"})
 
 # %% [markdown]
-# The weights drift: means of 5 and 10 fall, too. A mean of 20, with some from before the fall, hides it; so does one of 40. But such a mean is also older. The single weights of step 235, in the middle of the last 40, have 40.8 BLEU as well. So here a mean is no better than older weights. At the end of epoch 18 the rate is 0, and no mean changes anything. The paper's kind, the mean of the last five epochs, has 41.2 in the shipped run, and the best epoch 41.3.
+# The weights drift: means of 5 and 10 fall, too. A mean of 20, with some from before the fall, hides it; so does one of 40. But such a mean is also older. In the middle of their steps the single weights come close: at step 245 they have 39.2 (three draws), at step 235 even 40.8 (one draw). At the end of epoch 18 the rate is 0, and no mean changes anything. The paper's kind, the mean of the last five epochs, has 41.2 in the shipped run, and the best epoch 41.3.
 #
 # ## Several processes
 #

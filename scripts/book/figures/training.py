@@ -72,7 +72,7 @@ def history_chart(history: pd.DataFrame, title: str, case: int) -> alt.HConcatCh
     bleu = half + bleu.encode(x, hues) + ring
     panels = (bleu | loss.encode(x)).resolve_scale(color="independent")
     caption = "Dashed: half of this run's last BLEU. The shipped run has the same seed."
-    caption += f" In both BLEU falls most in epoch {case} (ring), the Case."
+    caption += f" In both BLEU falls most in epoch {case} (ring): the chapter's Case."
     return titled(panels, title, caption, wrap=78)  # the legend stays in its panel
 
 
