@@ -610,7 +610,7 @@ controls_chart(fall, orders, steady, "Ending low takes late long steps and their
 # - It isn't dropout: the fall comes with each draw.
 # - Moving just any five steps changes nothing: BLEU falls as before.
 # - With the long steps at the start BLEU ends in the grey range. So an end as low needs them late. (We looked only at the last ten steps.)
-# - With other neighbours BLEU falls by 2.2 until step 250, and heals. With other steps before, it stays in the grey range, though outputs still grow. So the right neighbours are needed, too.
+# - With other neighbours BLEU falls by 2.2 until step 250, and heals. With other steps before, it stays in the grey range, though outputs still grow in five of six draws. So the right neighbours are needed, too.
 # - The *state* isn't excluded: the GPU run with our seed has nearly these steps in the same place, in 16 bits, and doesn't fall.
 #
 # Long steps aren't the only cause of such falls: epoch 5 fell with shorter ones.
