@@ -292,6 +292,21 @@ class NumberClassifier(nn.Module):
 
 
 # %% [markdown]
+# **No label at all.** The masked model can be asked as it is: does it expect plural verbs at the gap, or singular ones? The thirty verbs' forms name the two answers.
+
+
+# %%
+def expected_number(masked: OneStack, ids: Tensor, singular: Tensor, plural: Tensor) -> Tensor:
+    """Logits (B,) of "plural" from what a masked model expects at the gap, its last id.
+
+    ids (B, T) have one gap in each row; `singular` and `plural` are ids of verbs.
+    """
+    logits = masked.generator(masked(ids, padding_mask(ids)))  # (B, T, V + 1)
+    at_gap = logits[ids == logits.size(-1) - 1]  # (B, V + 1)
+    return at_gap[:, plural].logsumexp(1) - at_gap[:, singular].logsumexp(1)
+
+
+# %% [markdown]
 # At full size ([`classify-multi30k.json`](../results/classify-multi30k.json), by `python -m scripts.studies.classify --save`):
 #
 # - **Who reads.** A masked model read the German training captions, up to 24 times. It was asked for each caption's verb, too, up to 3.6 times on average: nearly this question.
