@@ -192,7 +192,7 @@ print(f"given away: {right:.1%} of the chosen tokens, {wrong:.1%} where all are 
 #
 # ## Singular or plural?
 #
-# > **In short.** Take the verb out of a German caption: was it singular or plural? A model that has practised on gaps, verbs among them, needs few labels more, or none.
+# > **In short.** Take the verb out of a German caption: was it singular or plural? A model that has practised on gaps, verbs among them, needs few labels, or none.
 #
 # *Ein Mann mit zwei Hunden* `___` *durch den Park*: läuft or laufen? The verb agrees with its subject, which need not be the nearest noun (Linzen et al. 2016 tested language models with this). A rule reads the label from the text if the verb is one of some thirty ([`scripts/corpora/gaps.py`](../scripts/corpora/gaps.py)).
 
@@ -357,7 +357,7 @@ columns = ["kind", "labels", "errors", "compared with", "its labels", "its error
 pd.DataFrame(lines, columns=columns).set_index(columns[:2])
 
 # %% [markdown]
-# - **Few labels.** With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all, half, but there the interval begins at 0.0%. All three intervals of an encoder from scratch hold "no difference": the architecture alone shows no lead.
+# - **Few labels.** With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all, half, but there the interval begins at 0.0%. An encoder from scratch shows no lead: its three intervals hold 0.
 # - **No label.** The masked model errs in 3.8% of the captions, so it knows more than counts of words do (9.9%). It isn't shown to differ from a bag of all labels (2.9%). That bag had as much to go by: the rule reads its labels from the same captions.
 #
 # One masked model was asked and began all pretrained encoders, so its own chance isn't counted. How much is practice in this very question, the record can't say (exercise 2).
@@ -592,7 +592,7 @@ frame["multiplications"] = work.map("{:,}".format)
 frame
 
 # %% [markdown]
-# One stack, by a factor of about two: every token, source or target, passes all five layers. In the encoder-decoder a source token passes only the encoder, and a target token only the decoder.
+# One stack, by a factor of about two: every token passes all five layers. In the encoder-decoder each passes only the two of its side.
 #
 # Why, then, are most large models decoders alone? Any text trains them, and each of its tokens is asked. And a shared beginning can be read once (exercise 3).
 #
