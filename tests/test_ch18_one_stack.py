@@ -19,6 +19,7 @@ from scripts.ch18_one_stack import (
     NumberClassifier,
     asked_hidden,
     asked_pairs,
+    expected_number,
     features,
     fit_bag_of_words,
     hide_some,
@@ -163,6 +164,15 @@ def test_neither_padding_nor_company_changes_a_class(model):
     torch.testing.assert_close(classifier(pad_rows(rows)), alone)
     x = model(torch.tensor(rows[:1]), torch.ones(1, 1, 6, dtype=torch.bool))  # only at the gap
     torch.testing.assert_close(alone[0], classifier.head(x[0, 2])[0])
+
+
+def test_a_masked_model_is_asked_at_the_gap(model):
+    rows = [[BOS, 5, 19, 6, 7, EOS], [BOS, 19, EOS]]
+    logits = expected_number(model, pad_rows(rows), torch.tensor([5, 6]), torch.tensor([7]))
+    for row, logit in zip(rows, logits, strict=True):
+        x = model(torch.tensor([row]), torch.ones(1, 1, len(row), dtype=torch.bool))
+        p = model.generator(x)[0, row.index(19)].softmax(-1)
+        torch.testing.assert_close(logit, (p[7] / (p[5] + p[6])).log())
 
 
 # What it costs

@@ -203,6 +203,31 @@ def test_all_kinds_learn_from_the_same_captions_and_one_begins_as_the_masked_mod
     assert bag["singular"] == sum(not item.plural for item in gaps.items["test"])
 
 
+def test_the_number_without_a_label(monkeypatch):
+    """From what stands beside verbs, or from what a model expects: each verb on its own side."""
+    texts = [
+        "Zwei Hunde laufen hier .",
+        "Ein Hund läuft .",
+        "Ein Mann steht .",
+        "Zwei gehen dort .",
+    ]
+    items = [gap_item("Zwei Katzen springen dort."), gap_item("Ein Mann hat Hunde.")]
+    gaps = replace(classify.gaps_of("sample", 300), items={"val": items, "test": items[:1]})
+    counted = classify.counts_run(replace(gaps, texts={"train": texts}))
+    assert counted == {"val": 1, "test": 1}
+    model = stacks.one_stack(SMALL, len(gaps.tokenizer) + 1)
+    spoken = []
+    monkeypatch.setattr(
+        classify,
+        "expected_number",
+        lambda _, ids, *verbs: spoken.extend(verbs) or torch.ones(len(ids)),
+    )
+    assert classify.asked_run(model, gaps) == {"val": 0.5, "test": 1}
+    for ids, forms in zip(spoken, (classify.NUMBER, classify.PLURAL), strict=False):
+        words = {gaps.tokenizer.decode([i]) for i in ids.tolist()}
+        assert words and words <= {*forms}
+
+
 def test_an_encoder_learns_a_few_captions_by_heart(few, monkeypatch):
     gaps = classify.gaps_of("sample", 300)
     some = gaps.items["train"][:16]

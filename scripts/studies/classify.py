@@ -4,9 +4,15 @@ A masked model learns from the German captions. Then encoders from scratch, enco
 its weights, and bags of words learn from few labels and from many. Each encoder has its own rate
 for each number of labels, and stops when validation no longer improves; each bag has its best
 penalty.
+
+Three masked models are also asked without any label: do they expect plural verbs at the gap, or
+singular ones? That they know the number would be refuted if they were right no more often than
+"always singular", or than counts of the words beside such verbs in the same captions.
 """
 
+import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -21,13 +27,19 @@ from scripts.ch06_training import BOS, EOS, LabelSmoothing
 from scripts.ch07_multi30k import BPETokenizer, Example, pad_rows, token_batches
 from scripts.ch08_decoding import dropout_off
 from scripts.ch17_small_gpt import Asked, OneStack
-from scripts.ch18_one_stack import NumberClassifier, asked_hidden, fit_bag_of_words, share_right
+from scripts.ch18_one_stack import (
+    NumberClassifier,
+    asked_hidden,
+    expected_number,
+    fit_bag_of_words,
+    share_right,
+)
 from scripts.ch19_ablations import STUDY
 from scripts.core.settings import TrainConfig
-from scripts.corpora.gaps import GapItem, german_gaps, spaced
+from scripts.corpora.gaps import NUMBER, PLURAL, GapItem, german_gaps, spaced
 from scripts.corpora.load import load_corpus
 from scripts.studies.rows import fit_best, nats, outcome, trained_once
-from scripts.studies.runner import Plan, Run, study_command
+from scripts.studies.runner import SEEDS, Plan, Run, study_command
 from scripts.studies.stacks import fast_stack_loss, one_stack
 
 BASE = replace(
@@ -35,6 +47,7 @@ BASE = replace(
 )
 MASKED = replace(BASE, epochs=24, max_tokens=1024, lr=2e-3)  # the model that fills gaps
 BAG, SCRATCH, PRETRAINED = "bag of words", "from scratch", "pretrained"
+ASKED, COUNTS = "masked model, asked", "counts of words"  # without labels
 PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)
 LABELS = (100, 1000, 0)  # how many; 0: all
 DRAWS = tuple(range(1, 9))  # seeds: which captions have a label, and the first weights
@@ -88,7 +101,51 @@ def masked_model(config: TrainConfig, gaps: Gaps) -> OneStack:
         fit_best(model, config, epochs, batch_of, validate, fast_stack_loss)
         return model
 
-    return trained_once(f"masked-{config.corpus}", model, config, fill_gaps)
+    return trained_once(f"masked-{config.corpus}-{config.seed}", model, config, fill_gaps)
+
+
+# Without labels.
+
+
+@torch.no_grad()
+def asked_run(model: OneStack, gaps: Gaps) -> Run:
+    """The masked model asked which verbs it expects at the gap: no head, no label."""
+    forms = ([*map(gaps.tokenizer.encode, words)] for words in (NUMBER, PLURAL))
+    verbs = [torch.tensor([ids[0] for ids in some if len(ids) == 1]) for some in forms]
+
+    def logits(items: Sequence[GapItem]) -> Tensor:
+        batches = parts(items, gaps.tokenizer)
+        with dropout_off(model):
+            return torch.cat([expected_number(model, batch.ids, *verbs) for batch in batches])
+
+    return shares(logits, gaps)
+
+
+def counts_run(gaps: Gaps) -> Run:
+    """What stands in a caption with plural verbs, and with singular ones: naive Bayes by words.
+
+    Beside verbs of the two lists, in all training captions. Words alone, with half a count added,
+    did best on validation, among pairs and neighbours, too.
+    """
+    counts, seen = (Counter(), Counter()), [0, 0]  # singular, plural
+    for words in map(str.split, gaps.texts["train"]):
+        for i, verb in enumerate(words):
+            if verb in NUMBER or verb in PLURAL:
+                seen[verb in PLURAL] += 1
+                counts[verb in PLURAL].update({*words[:i], *words[i + 1 :]})
+
+    def log_odds(count: Sequence[int]) -> float:
+        shares = [(n + 0.5) / (of + 1) for n, of in zip(count, seen, strict=True)]
+        return math.log(shares[1] / shares[0])
+
+    def logits(items: Sequence[GapItem]) -> Tensor:
+        prior = math.log(seen[1] / seen[0])
+        words = ({*item.before, *item.behind} for item in items)
+        return torch.tensor(
+            [prior + sum(log_odds([n[w] for n in counts]) for w in some) for some in words]
+        )
+
+    return shares(logits, gaps)
 
 
 # Classifiers.
@@ -172,7 +229,9 @@ def bag_run(gaps: Gaps, items: Sequence[GapItem]) -> Run:
 
 
 def plan_runs(plan: Plan) -> None:
-    """The bags, each encoder's sweeps, then the draws that count."""
+    """Without labels; the bags; each encoder's sweeps, then the draws that count."""
+    plan += [{"row": COUNTS, "seed": SEEDS[0]}]
+    plan.seeds({"row": ASKED})
     plan += [{"row": BAG, "labels": n, "seed": seed} for n, seed in product(LABELS, DRAWS)]
     for row, labels in product((PRETRAINED, SCRATCH), LABELS):
         plan.seeds(plan.sweep({"row": row, "labels": labels}, BASE.lr), DRAWS)
@@ -181,6 +240,11 @@ def plan_runs(plan: Plan) -> None:
 def work(setting: Mapping[str, Any], task: Run) -> Run:
     """One run of the study."""
     gaps = gaps_of(setting["corpus"], setting["vocab"])
+    if task["row"] == COUNTS:
+        return counts_run(gaps)
+    if task["row"] == ASKED:
+        masked = replace(MASKED, corpus=setting["corpus"], seed=task["seed"])
+        return asked_run(masked_model(masked, gaps), gaps)
     train = gaps.items["train"]
     items = random.Random(task["seed"]).sample(train, task["labels"] or len(train))
     if task["row"] == BAG:

@@ -316,18 +316,25 @@ def influence_panels(maps: Mapping[str, Tensor]) -> alt.TopLevelMixin:
 def classify_chart(counted: pd.DataFrame, always_singular: float, title: str) -> alt.TopLevelMixin:
     """Test errors by number of labels, each run a point, a line through the means.
 
-    `counted` has a row for each run, with the columns row (its kind), captions and test.
+    `counted` has a row for each run, with the columns row (its kind), labels (0: none) and errors.
     `always_singular` is the share wrong of that answer.
     """
-    kinds, sizes = list(counted["row"].unique()), sorted(counted["captions"].unique().tolist())
-    aside = counted["row"].map(dict(zip(kinds, (0.93, 1, 1.07), strict=True)))
-    frame = pd.DataFrame({"kind": counted["row"], "labels": aside * counted["captions"]})
-    frame = rounded(frame.assign(errors=1 - counted["test"]))
-    x = alt.X("labels:Q", title="labelled captions (log scale)").axis(values=sizes, format=",")
-    x = x.scale(domain=[0.8 * sizes[0], 1.25 * sizes[-1]], **LOG)
+    kinds, sizes = list(counted["row"].unique()), sorted(counted["labels"].unique().tolist())
+    none = sizes[1] / 4  # where those without labels stand
+    aside = counted["row"].map(dict(zip(kinds, (0.93, 1, 1.07, 1, 1), strict=True)))
+    labels = aside * counted["labels"].replace(0, none)
+    frame = pd.DataFrame({"kind": counted["row"], "labels": labels, "errors": counted["errors"]})
+    x = alt.X("labels:Q", title="labelled captions (log scale, but for none)").axis(
+        values=[none, *sizes[1:]],
+        labelExpr=f"datum.value == {none} ? 'none' : datum.label",
+        format=",",
+    )
+    x = x.scale(domain=[0.8 * none, 1.25 * sizes[-1]], **LOG)
     y = alt.Y("errors:Q", title="share wrong (log scale)").scale(domain=[0.007, 0.3], **LOG)
     y = y.axis(values=[0.01, 0.02, 0.03, 0.05, 0.1, 0.2], format=".0%")
-    base = alt.Chart(frame).encode(x, y, alt.Color("kind:N", sort=kinds).legend(title=None))
+    base = alt.Chart(rounded(frame)).encode(
+        x, y, alt.Color("kind:N", sort=kinds).legend(title=None)
+    )
     means = base.transform_aggregate(errors="mean(errors)", groupby=["kind", "labels"])
     dots = base.mark_circle(size=45, opacity=0.7)
     rule = alt.Chart(pd.DataFrame({"errors": [round(always_singular, 3)]})).encode(y)
@@ -335,9 +342,9 @@ def classify_chart(counted: pd.DataFrame, always_singular: float, title: str) ->
     return titled(
         alt.layer(rule, means.mark_line(opacity=0.6), dots).properties(width=460, height=250),
         title,
-        "Singular or plural? Each point is a run, eight for each kind and number of labels, the "
-        "kinds drawn side by side; lower is better. With all labels the eight bags are the same. "
-        "Dashed: who always says “singular”.",
+        "Singular or plural? Each point is a run, the kinds drawn side by side; lower is better. "
+        "With labels there are eight of each; those of the bag with all labels agree. Dashed: who "
+        "always says “singular”.",
     )
 
 
