@@ -94,7 +94,7 @@ assert (history.loc[11] < history.loc[10])[["train_loss", "val_loss"]].all()
 history_chart(history, "Half the BLEU comes in two epochs; in epoch 11 it falls", case=11)
 
 # %% [markdown]
-# The run had half after three minutes. *Iglu* is in two training captions only: the model can't spell it yet. (The training loss is higher at first: it is the mean over a whole epoch, with dropout on.)
+# The run had half after three minutes. *Iglu* is in two training captions only: this run never learned to spell it. (The training loss is higher at first: it is the mean over a whole epoch, with dropout on.)
 #
 # ## The run
 #
@@ -390,7 +390,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert kept.half().equal(after_first), "epoch 1 translates best here"
 
 # %% [markdown]
-# The resumed run ends with the bits of the run that never stopped. Now the toy, or with a GPU the real run. **Predict.** How many of 60 validation captions will the toy translate exactly?
+# The resumed run ends with the bits of the run that never stopped. Now the toy, or with a GPU the real run. **Predict.** How will most of its translations be wrong?
 
 # %%
 workplace = tempfile.TemporaryDirectory()
@@ -408,7 +408,7 @@ print((captions.translation == captions.reference).sum(), "exactly as in the ref
 captions[:4]
 
 # %% [markdown]
-# Ten are exact. Others aren't English, or read well and are wrong: the baker *can play a bottle*.
+# Ten of 60 are exact. Others aren't English, or read well and are wrong: the baker *can play a bottle*.
 #
 # ## Killed in the middle
 #
@@ -562,26 +562,26 @@ changes = searches[["bleu", "bleu_cut"]].astype(float).groupby(level=0, sort=Fal
 changes.droplevel(1).set_axis(["outputs as they are", "loops cut"], axis=1).round(1)
 
 # %% [markdown]
-# With a beam *and* loops cut BLEU doesn't fall. So BLEU falls mostly because some outputs don't stop: of the greedy 3.7 loops are 2.2. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
+# With a beam *and* loops cut BLEU doesn't fall. So BLEU falls mostly because some outputs don't stop: loops make up 2.2 of the greedy 3.7. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
 #
-# - *Luck with these captions*: hardly. The fall's 95% interval is 2.0 to 5.3 BLEU ([chapter 10](ch10_judging.ipynb)). But we chose the worst epoch, which makes a fall look larger.
-# - *Rounding*: no. The shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall in the same epoch, by 3.2 and 2.5.
-# - *The recipe alone*: no. Three [GPU runs](../results/gpu-small-1.json) never fall by more than 1.3 after epoch 5.
+# - *Luck with these captions*: hardly. The fall's 95% interval is 2.0 to 5.3 BLEU ([chapter 10](ch10_judging.ipynb)). (But we chose the worst epoch.)
+# - *Rounding in 32 bits*: no. The shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall in the same epoch, by 3.2 and 2.5.
+# - *The recipe alone*: no. Three [GPU runs](../results/gpu-small-1.json), in 16 bits, never fall by more than 1.3 after epoch 5.
 #
-# Four are left: *dropout* drew unluckily; some *steps* were special; their *order* was; or the *state* after epoch 10 was.
+# Four are left: unlucky *dropout*, special *steps*, their *order*, and the *state* after epoch 10.
 #
 # **Instrument.** We train epoch 11 again, and translate after every fifth step: a *look*.
 
 # %%
-example = (fall["examples"][3][text][:200] for text in ("source", "before", "after"))
-print(*example, sep="\n", end=" …\n")
+for text in ("source", "before", "after"):
+    print(f"{text}: {fall['examples'][3][text][:200]}")
 steady = [row["bleu"] for row in fall["step by step"] if not 240 < row["step"] <= 255]
 fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", start=240, end=255)
 
 # %% [markdown]
-# Grey is the range of BLEU at the looks before step 241 and after step 255. Between these, BLEU falls far below it: by 5.2 from step 240 on. (Epoch 10 ended lower, hence 3.7 above.) Five steps later it is back.
+# Grey is the range of BLEU before step 241 and after step 255. Between, BLEU falls far below it, by 5.2 from step 240 on. (Epoch 10 ended lower, hence 3.7 above.) Five steps later it is back.
 #
-# Steps 241 and 243 to 246, the *long steps*, have sentences of 21 to 43 English tokens on average; the epoch's mean is 17. With 242 between them they are six in a row. Only epochs 7 and 18 have six that are about as long on average, and not near their ends.
+# Of the last 20 steps, 241 and 243 to 246 have the longest sentences: 21 to 43 English tokens on average, where a step's mean is 17. We call them the *long steps*. Six steps in a row with such a mean come in two other epochs, 7 and 18, in their first halves.
 #
 # **Control.** We train epoch 11 again from the same state, each time with one change in the order. A panel has three draws of dropout:
 #
@@ -605,21 +605,24 @@ orders = {
 controls_chart(fall, orders, steady, "Ending low takes late long steps and their neighbours")
 
 # %% [markdown]
-# **Culprit.**
+# **Culprit.** Late long steps among these neighbours, and perhaps this state:
 #
-# - It isn't dropout: the fall comes with each draw.
-# - Moving just any five steps changes nothing: BLEU falls as before.
-# - With the long steps at the start BLEU ends in the grey range. So an end as low needs them late. (We looked only at the last ten steps.)
-# - With other neighbours BLEU falls by 2.2 until step 250, and heals. With other steps before, it stays in the grey range, though outputs still grow in five of six draws. So the right neighbours are needed, too.
-# - The *state* isn't excluded: the GPU run with our seed has nearly these steps in the same place, in 16 bits, and doesn't fall.
+# |suspect|tested by|needed for the fall?|
+# |---|---|---|
+# |this dropout|three draws|no: BLEU falls with each|
+# |any five steps moved|*five others first*|no: BLEU falls as before|
+# |long steps late|*long steps first*|yes: BLEU ends in the grey range (we looked only at the last ten steps)|
+# |their neighbours|*other neighbours*|yes: BLEU falls by 2.2 until step 250, and heals|
+# | |both shuffles|yes: BLEU stays in the grey range, though outputs still grow in five of six draws|
+# |the state after epoch 10|not varied here|perhaps: in the GPU run with our seed, from another state and in 16 bits, nearly the same order does no harm|
 #
-# Long steps aren't the only cause of such falls: epoch 5 fell with shorter ones.
+# Other steps can do it, too: epoch 5 fell with shorter ones.
 #
 # **Moral.** One epoch's BLEU is a snapshot: had this epoch ended five steps later, nobody would have seen a fall. So don't stop a run for one bad epoch. Look at the outputs' length, and wait: in the last four epochs BLEU moves by less than 0.5.
 #
 # ## Averaging checkpoints
 #
-# > **In short.** In the middle of a run BLEU swings. A mean over more steps than a swing lasts doesn't show it. Older weights come close.
+# > **In short.** In the middle of a run BLEU swings. A mean over more steps than a swing lasts doesn't show it. Nor, nearly, do weights from before it.
 #
 # The paper averages its base model's last 5 checkpoints, saved every ten minutes (§6.1): $\bar\theta = \frac1K \sum_k \theta_k$. **Your turn.**
 
@@ -645,7 +648,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert average_checkpoints(paths)["weight"].equal(5000 * torch.arange(6).float())
 
 # %% [markdown]
-# **Experiment.** Does the fall of epoch 11 survive in such a mean? We train it once more, keep the weights after each of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. (The table has means of three draws of dropout.) If the weights jitter from step to step, a mean of 5 no longer falls. If they drift the same way for ten steps, only a mean over more keeps its BLEU. **Predict.**
+# **Experiment.** Does the fall of epoch 11 survive in a mean over steps, a closer look than the paper's? We train it once more, keep the weights of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. (The table has means of three draws of dropout.) If the weights jitter from step to step, a mean of 5 no longer falls. If they drift the same way for ten steps, only a mean over more keeps its BLEU. **Predict.**
 
 # %%
 columns = ["bleu", "mean of 5", "mean of 10", "mean of 20", "mean of 40"]
@@ -653,7 +656,7 @@ means = {n: pd.DataFrame(runs)[columns].mean() for n, runs in epochs_record["mea
 pd.DataFrame(means).T.round(1).rename_axis("epoch").rename(columns={"bleu": "last weights"})
 
 # %% [markdown]
-# The weights drift: means of 5 and 10 fall, too. A mean of 20, with some from before the fall, hides it; so does one of 40. But such a mean is also older. In the middle of their steps the single weights come close: at step 245 they have 39.2 (three draws), at step 235 even 40.8 (one draw). At the end of epoch 18 the rate is 0, and no mean changes anything. The paper's kind, the mean of the last five epochs, has 41.2 in the shipped run, and the best epoch 41.3.
+# The weights drift: means of 5 and 10 fall, too. A mean of 20, with some from before the fall, hides it; so does one of 40. But such a mean is also older. In the middle of their steps the single weights come close: at step 245 they have 39.2 (three draws), at step 235 even 40.8 (one draw). In epoch 18 no mean changes anything: the rate ends at 0. The paper's kind, the mean of the last five epochs, has 41.2 in the shipped run, and the best epoch 41.3.
 #
 # ## Several processes
 #
@@ -685,7 +688,7 @@ pd.DataFrame(record["test"]).T[["bleu", "bleu_greedy", "bleu_lowercased"]]
 #
 # - A state holds all that the next step depends on: killed, and resumed with another seed, a run ends with the same bits.
 # - Give files a checksum, write them whole, and keep the previous one. Check for NaN before a weight moves.
-# - Validate by translating, keep the best epoch, test once at the end.
+# - Validate by translating, keep the best epoch, test once at the end. If BLEU falls alone, look at the outputs' length.
 #
 # ## What the paper did that we don't
 #
