@@ -38,7 +38,6 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -55,7 +54,7 @@ from scripts.core.models import Trained
 from scripts.core.recipes import reason_for, recipe_for
 from scripts.core.scores import corpus_bleu
 from scripts.core.settings import TrainConfig
-from scripts.corpora.invented import THINGS, nouns_of, ruvel_pairs, usual_order
+from scripts.corpora.invented import THINGS, crossed, nouns_of, ruvel_pairs
 from scripts.corpora.report import report_text
 from scripts.corpora.splits import letters_only, own_pairs
 from scripts.fast.translating import fast_translate
@@ -376,25 +375,7 @@ assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns
 # %% [markdown]
 # **Experiment.** Which sign makes a noun the actor? We give the letter to the actor, the object, both or neither, in either order.
 
-
 # %%
-def crossed(pairs: PAIRS) -> dict[tuple[str, str], PAIRS]:
-    """Pairs whose object comes first, in eight forms: by who has a capital letter, and who is first.
-
-    All other words are in small letters.
-    """
-    forms = {}
-    for source, target in pairs:
-        orders = {"the actor": usual_order(source), "the object": source}
-        nouns = {first: text.split()[0].lower() for first, text in orders.items()}
-        for capital, first in product(["the actor", "both", "neither", "the object"], orders):
-            large = [noun for who, noun in nouns.items() if capital in (who, "both")]
-            words = orders[first].lower().split()
-            text = " ".join(word.capitalize() if word in large else word for word in words)
-            forms.setdefault((capital, first), []).append((text, target))
-    return forms
-
-
 forms = pd.Series({form: pairs[0][0] for form, pairs in crossed([basket]).items()})
 forms.rename_axis(["capital letter", "first"]).unstack(sort=False)
 

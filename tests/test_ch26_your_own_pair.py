@@ -15,7 +15,6 @@ from scripts.ch26_your_own_pair import (
     actors,
     by_object,
     collected,
-    crossed,
     honest_split,
     random_split,
     ruvel_corpus,
@@ -24,8 +23,17 @@ from scripts.ch26_your_own_pair import (
 from scripts.core.data import prepare
 from scripts.core.recipes import tuning_recipe
 from scripts.corpora import invented
-from scripts.corpora.invented import nouns_of, ruvel_pairs, usual_order, with_ending
-from scripts.studies.ruvel import ASKED, COMMANDS, DRAWS, FIFTY, MOVED, RATES, by_shown
+from scripts.corpora.invented import crossed, nouns_of, ruvel_pairs, usual_order, with_ending
+from scripts.studies.ruvel import (
+    ASKED,
+    COMMANDS,
+    DRAWS,
+    FIFTY,
+    MOVED,
+    RATES,
+    by_shown,
+    form_without,
+)
 
 ALONE = ("fifty negations", "fifty others")
 
@@ -102,7 +110,7 @@ def test_a_model_that_reads_otherwise_isnt_drawn_among_the_seeds():
 
 
 def test_the_page_has_the_commands_that_the_study_ran():
-    page = Path(sys.modules[crossed.__module__].__file__).read_text("utf-8")
+    page = Path(sys.modules[actors.__module__].__file__).read_text("utf-8")
     assert all(command in page for command in COMMANDS.strip().splitlines())
     record = load_record("ruvel-commands")
     old, asked = (record["scores"][name] for name in ("old", "asked"))
@@ -186,9 +194,25 @@ def test_who_acts_by_letter_and_place_and_words_are_learned_not_a_rule():
 
 
 def test_by_what_the_fifty_show():
-    one = ("", "The dog did not sing.")
-    parts = by_shown([one, ("", "A dog does not sing."), ("", "A dog did not eat.")], [one])
-    assert [len(pairs) for pairs in parts.values()] == [1, 1, 1]
+    fifty = [
+        ("", "The dog did not sing."),
+        ("", "The dogs do not eat."),
+        ("", "A cat does not run."),
+    ]
+    asked = ["did not sing", "do not sing", "does not eat", "did not eat", "did not sit"]
+    parts = by_shown([("", f"The dog {text}.") for text in asked], fifty)
+    assert list(parts) == [
+        ("did", "this helper"),
+        ("do", "the other tense"),
+        ("does", "this tense"),
+        ("did", "the other tense"),
+        ("did", "another verb"),
+    ]
+    assert [form_without(h, "carry") for h in ("do", "does", "did")] == [
+        "carry",
+        "carries",
+        "carried",
+    ]
 
 
 def test_no_training_sentence_has_the_pieces_of_what_the_model_cannot_read():
