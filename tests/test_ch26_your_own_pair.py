@@ -165,12 +165,12 @@ def test_the_record_says_what_the_chapter_says():
     assert ends("tuned", "fifty others", "old")[1] < 0.5
 
 
-def test_who_acts_by_letter_and_place_and_words_are_learned_not_a_rule():
+def test_who_acts_by_letter_and_order():
     runs = load_record("ruvel-actors")["runs"]
     assert [run["seed"] for run in runs] == [*range(1, 9)]
 
     def shares(form, kind, who):
-        return [round(run["who acts"][form][kind][who], 2) for run in runs]
+        return [run["who acts"][form][kind][who] for run in runs]
 
     def mean(form, kind, who):
         return sum(run["who acts"][form][kind][who] for run in runs) / 8
@@ -179,18 +179,16 @@ def test_who_acts_by_letter_and_place_and_words_are_learned_not_a_rule():
     one = [shares(f"{a}; {b} first", "a being", nouns[a]) for a in nouns for b in nouns]
     ties = ("both", "neither")
     tie = [shares(f"{a}; {b} first", "a being", nouns[b]) for a in ties for b in nouns]
-    assert (min(map(min, one)), min(map(min, tie))) == (0.83, 0.66)
+    assert min(map(min, one)) > 0.82 and min(map(min, tie)) > 0.65
     forms = [f"{capital}; {b} first" for capital in ("both", "the object") for b in nouns]
     large = [shares(form, "a thing", "the object") for form in forms]
-    assert max(map(max, large)) == 0.02
+    assert max(map(max, large)) < 0.02
     alone = [shares(f"the actor; {b} first", "a thing", "the true actor") for b in nouns]
-    assert min(map(min, alone)) == 0.94
+    assert min(map(min, alone)) > 0.93
     for capital in (*ties, "the object"):
         first, second = (mean(f"{capital}; {b} first", "a thing", "the true actor") for b in nouns)
         assert first > 3 * second
-    assert round(mean("the object; the object first", "a thing", "another"), 2) == 0.92
-    right = [sum(run["right"][part] for run in runs) / 8 for part in by_shown([], FIFTY)]
-    assert right == pytest.approx([0.64, 0.22, 0], abs=0.005)
+    assert min(shares("the object; the object first", "a thing", "another")) > 0.85  # "mostly"
 
 
 def test_by_what_the_fifty_show():
@@ -215,10 +213,17 @@ def test_by_what_the_fifty_show():
     ]
 
 
-def test_no_training_sentence_has_the_pieces_of_what_the_model_cannot_read():
+def test_a_capital_letter_is_known_of_12_of_14_beings_and_of_no_thing():
     data = prepare(LEARNER, ruvel_corpus())
-    pieces = {p for source, _ in data.corpus["train"] for p in data.tokenizer.pieces(source)}
-    assert not pieces & {"▁K", "u", "ret"}
+    seen = {p for source, _ in data.corpus["train"] for p in data.tokenizer.pieces(source)}
+
+    def known(nouns):
+        words = (with_ending(stem, "tA").capitalize() for stem, *_ in invented.rows(nouns))
+        return [word for word in words if seen.issuperset(data.tokenizer.pieces(word))]
+
+    beings = [row[0] for row in invented.rows(invented.BEINGS)]
+    assert len(known(invented.BEINGS)) == 12 == len(beings) - 2 and not known(invented.THINGS)
+    assert not {"Minete", "Alenite"} & {*known(invented.BEINGS)}
 
 
 def test_the_causes_are_as_the_chapter_says():
@@ -255,7 +260,7 @@ def test_the_place_decides_also_where_each_object_has_its_ending():
     runs = record["runs"]
     assert [run["seed"] for run in runs] == [*range(1, 9)]
     acts = [run["who acts"]["a being"]["the object"] for run in runs]
-    assert (min(acts), max(acts)) == (0.867, 1)
+    assert min(acts) > 0.86
     assert min(run["exact"]["test"] for run in runs) > 0.98  # they have learnt this Ruvel
 
 
