@@ -338,7 +338,7 @@ ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok bi
 print(*fast_translate(model, ASKED), sep="\n")
 
 # %% [markdown]
-# The model says the opposite of what we asked, in good English. (With other seeds 12 to 96% of such sentences are translated as without `nok`, and all wrongly: [record](../results/ruvel.json).) Ask it your own sentences ([words](../scripts/corpora/invented.py)). Next, 200 negations:
+# The model says the opposite of what we asked, in good English. (With eight seeds 12 to 96% of such sentences are translated as without `nok`, and all wrongly: [record](../results/ruvel.json).) Ask it your own sentences ([words](../scripts/corpora/invented.py)). Next, 200 negations:
 
 
 # %%
@@ -434,7 +434,7 @@ actors_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["
 #
 # **A thing** with a capital letter acts in 2% at most: the model can't read its unseen pieces. If only the true actor has the letter, it acts in at least 93%, in either order. In the other three rows the order counts, too: in the mean, the true actor acts at least three times as often if it is first. If it has neither sign, as in our sentence, mostly another being acts.
 #
-# Why didn't the model learn the ending, which is the true rule? In training the ending never contradicts the two signs, so they are enough. Half of the training objects have no ending; but models trained with one on each still let the being act that has both signs, in at least 86% of the outputs ([record](../results/ruvel-endings.json)).
+# Why didn't the model learn the ending, which is the true rule? In training it never contradicts the two signs. Half of the training objects have no ending; but models trained with one on each still let the being act that has both signs, in at least 86% of the outputs ([record](../results/ruvel-endings.json)).
 #
 # ## Fifty sentences
 #
@@ -486,8 +486,8 @@ assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
 tuning_chart(load_record("ruvel")["runs"])
 
 # %% [markdown]
-# - *Fifty negations* alone teach: 56% of the negations are right (all figures are means of eight seeds). But only 16% of the old sentences are, and many of them get a *not*.
-# - *Fifty others* have no negation, and leave 44% of the old sentences right. So more than half of the loss needs no negation.
+# - *Fifty negations* alone teach: 56% of the negations are right (means of eight seeds). But only 16% of the old sentences are, and many of them get a *not*.
+# - *Fifty others* leave 44% of the old sentences right: more than half of the loss needs no negation.
 # - *Mixed* teaches nearly as well, 48%, and forgets almost nothing: 97% of the old sentences are right.
 #
 # *Mixed* shows each of the fifty 50 times, not 130. Is that why it forgets less? Only in part: another run of *fifty negations*, of 50 passes, teaches as much as *mixed*, 48%, and keeps 53% of the old sentences ([record](../results/ruvel-causes.json)).
@@ -517,7 +517,7 @@ pd.DataFrame(rates).fillna("").rename_axis("right").rename_axis("the fifty show"
 # python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
 # ```
 #
-# `--from` takes so few new pairs ten times each, and keeps the first run's validation and test pairs out of training. `valid.tsv` chooses the epoch. In one run ([record](../results/ruvel-commands.json)) 98 of the old 100 test sentences are right before and after. Of the 150 in `asked.tsv` none is right before, and 53% after. How sure is this? We draw 150 sentences again and again:
+# `--from` takes so few new pairs ten times each, and keeps the first run's validation and test pairs out of training. `valid.tsv` chooses the epoch. In one run ([record](../results/ruvel-commands.json)) 98 of the old 100 test sentences are right before and after. Of the 150 in `asked.tsv` none is right before, and 53% after, with this interval:
 
 # %%
 share = load_record("ruvel-commands")["scores"]["asked"]["after"]["exact"]
@@ -552,7 +552,7 @@ sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 # %% [markdown]
 # With 1,000 pairs *one for all* has 8.0 BLEU. Its fewer than 200 steps end within its warm-up of 400. *By size* has 17.6. *Longer* has 16.5, so most of the gain needs no narrow model. It comes from more passes or from the end of the warm-up: we didn't try a shorter one.
 #
-# With 3,000 pairs *longer* is 1 BLEU better than *by size*, for three times the time: 507 seconds against 179. With 10,000 a recipe between the two was tried once and dropped: 31.9 BLEU against 33.4.
+# With 3,000 pairs *longer* is 1 BLEU better than *by size*, for three times the time. With 10,000 a recipe between the two was tried once and dropped: 31.9 BLEU against 33.4.
 #
 # With 1,000 pairs, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)).
 #
@@ -599,7 +599,7 @@ check(unseen_pieces)
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# All 200 negations, by `ok`, and 113 of the 200 with the object first: all 99 whose object is a thing, but few between beings, whose pieces are known. There is no false alarm in the old test set or in validation.
+# It catches all negations, by `ok`, and 113 of the 200 others: all 99 whose object is a thing, but few between beings. It gives no false alarm in the old test set or in validation.
 #
 # </details>
 
