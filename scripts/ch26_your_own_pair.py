@@ -110,7 +110,7 @@ titled(
 #
 # > **In short.** A report names what it leaves out, and what looks odd.
 #
-# We add eight slips such as real corpora have. Four of the report's rules fire here: a side is empty, both sides are equal, the pair came before, or its ratio of lengths is far from the usual one.
+# We add eight slips, as in real corpora. Four of the report's rules fire here: a side is empty, both sides are equal, the pair came before, or its ratio of lengths is far from the usual one.
 #
 # **Predict.** They leave four of the eight out. Which?
 
@@ -241,7 +241,7 @@ def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
 
 
 # %% [markdown]
-# From here on we take the 2,000 pairs without the slips, and a larger test set: the last 200 pairs. Two of them have a twin in training, so twins give 1% at most. Our grammar writes one translation, so we count exact ones. **Predict.** How many of the 200 will be right?
+# From here on we take the 2,000 pairs without the slips, and a larger test set: the last 200 pairs. Our grammar writes one translation, so we count exact ones. **Predict.** How many of the 200 will be right?
 
 
 # %%
@@ -338,7 +338,7 @@ ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok bi
 print(*fast_translate(model, ASKED), sep="\n")
 
 # %% [markdown]
-# The model says the opposite of what we asked, in good English. (With eight seeds 12 to 96% of such sentences are translated as without `nok`, and all wrongly: [record](../results/ruvel.json).) Ask it your own sentences ([words](../scripts/corpora/invented.py)). Next, 200 negations:
+# The model says the opposite of what we asked, in good English. (With eight seeds 12 to 96% of such sentences are translated as without `nok`: [record](../results/ruvel.json).) Next, 200 negations:
 
 
 # %%
@@ -374,7 +374,7 @@ assert exact(model, object_first) < 0.05 and basket in object_first
 print(*translations(model, [basket]))
 
 # %% [markdown]
-# At most 5 of 200 such sentences are right. Here a dog acts, and no dog is in the sentence! Two things are new about the basket, and both are signs of the actor:
+# At most 5 of 200 such sentences are right. Here a dog acts that isn't in the sentence! Two things are new about the basket, and both are signs of the actor:
 #
 # 1. It comes **first**, where in training only the actor stands.
 # 2. It has a **capital letter**, which in training only the actor has: never a thing. So the model saw *kurette*, but not *Kurette*. Three of its pieces are new, too:
@@ -384,7 +384,7 @@ print(piece_counts("Kurette"), piece_counts("kurette"))
 assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns_of(THINGS)}
 
 # %% [markdown]
-# **Experiment.** Which sign makes a noun the actor? We give the letter to the actor, the object, both or neither, in either order. (Who is first is also farther from the verb: both change together.)
+# **Experiment.** Which sign makes a noun the actor? We give the letter to the actor, the object, both or neither, in either order. (*First* also means farther from the verb.)
 
 # %%
 forms = pd.Series({form: pairs[0][0] for form, pairs in crossed([basket]).items()})
@@ -430,7 +430,7 @@ for what, pairs in by_object(object_first).items():
 actors_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["runs"]])
 
 # %% [markdown]
-# **Between beings** the capital letter decides ([record](../results/ruvel-actors.json): eight seeds, 250 other sentences). If only one of the two nouns has it, that noun acts in either order: with each seed in at least 82% of the outputs. If both or neither have it, mostly the first one acts. The model sees the letter only as another piece, for 12 of 14 beings: `▁Tiven` for `▁tiven`. In training `▁Tiven` always acts, and `▁tiven` never does. (*Minete* and *Alenite* have unseen pieces, as *Kurette* has.)
+# **Between beings** the capital letter decides ([record](../results/ruvel-actors.json): eight seeds, 250 other sentences). If only one of the two nouns has it, that noun acts in either order: with each seed in at least 82% of the outputs. If both or neither have it, mostly the first one acts. The model sees the letter only as another piece, for 12 of 14 beings: `▁Tiven` for `▁tiven`. In training `▁Tiven` always acts, and `▁tiven` never does.
 #
 # **A thing** with a capital letter acts in 2% at most: the model can't read its unseen pieces. If only the true actor has the letter, it acts in at least 93%, in either order. In the other three rows the order counts, too: in the mean, the true actor acts at least three times as often if it is first. If it has neither sign, as in our sentence, mostly another being acts.
 #
@@ -486,13 +486,13 @@ assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
 tuning_chart(load_record("ruvel")["runs"])
 
 # %% [markdown]
-# - *Fifty negations* alone teach: 56% of the negations are right (means of eight seeds). But only 16% of the old sentences are, and many of them get a *not*.
+# - *Fifty negations* alone teach: 56% of the negations are right (means of eight seeds). But only 16% of the old sentences are, and many get a *not*.
 # - *Fifty others* leave 44% of the old sentences right: more than half of the loss needs no negation.
 # - *Mixed* teaches nearly as well, 48%, and forgets almost nothing: 97% of the old sentences are right.
 #
 # *Mixed* shows each of the fifty 50 times, not 130. Is that why it forgets less? Only in part: another run of *fifty negations*, of 50 passes, teaches as much as *mixed*, 48%, and keeps 53% of the old sentences ([record](../results/ruvel-causes.json)).
 #
-# Why is half of the negations still wrong? We sort 1,000 others by their helper, and by what the fifty show negated: the verb with this helper; else in this tense (*do not sing* for *does*); else in the other tense; or another verb. The shares are means of eight seeds ([record](../results/ruvel-actors.json)).
+# Why is half of the negations still wrong? We sort 1,000 others by their helper, and by what the fifty show negated: the verb with this helper; else in this tense (*do not sing* for *does*); else in the other; or another verb (means of eight seeds: [record](../results/ruvel-actors.json)).
 
 # %%
 negations = [run["negations"]["1"] for run in load_record("ruvel-actors")["runs"]]
@@ -504,7 +504,7 @@ for cell, row in negations[0].items():
 pd.DataFrame(rates).fillna("").rename_axis("right").rename_axis("the fifty show", axis=1)
 
 # %% [markdown]
-# TODO
+# With *did*, new combinations are almost never right: 85% of their outputs keep the past form, as our model's *does not brought*. With *does* and *do* most are right; other fifties vary (Details). Seed 1 suggested why, and a forecast for the others held: for *biren* training has *brings* and *bring*, for *birel* only *brought*. (*Another verb* is one, *draw*.)
 #
 # On the command line:
 #
@@ -525,11 +525,11 @@ drawn = np.random.default_rng(1).binomial(150, share, size=10_000) / 150
 print("95% of draws: {:.0%} to {:.0%}".format(*np.quantile(drawn, [0.025, 0.975])))
 
 # %% [markdown]
-# <details><summary>Details: draws, copies, rates</summary>
+# <details><summary>Details: other fifties, copies, rates</summary>
 #
-# - **Draws.** With four draws of fifty (one is ours) and three seeds, 40 to 60% of the negations are right ([record](../results/ruvel-causes.json)).
-# - **Copies.** With two copies of the fifty among the 1,700, only 25% of the negations are right; with ten, 51% ([three seeds](../results/ruvel-controls.json)).
-# - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1; on other sentences 4e-3 is better ([record](../results/ruvel-controls.json)). `--from` takes 4e-3 for new pairs among known ones ([none higher was tried](../results/ruvel-rates.json)), and 2e-4 for new ones alone.
+# - **Other fifties.** With three others and three seeds, new combinations with *did* are right in 0 to 2%, with *does* in 6 to 92%, with *do* in 10 to 84% ([record](../results/ruvel-actors.json)).
+# - **Copies.** With two copies of each, 25% of the negations are right; with ten, 51% ([three seeds](../results/ruvel-controls.json)).
+# - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1; on other sentences 4e-3 is better ([record](../results/ruvel-controls.json)). `--from` takes 4e-3 for new pairs among known ones ([none higher was tried](../results/ruvel-rates.json)).
 #
 # </details>
 #
@@ -550,7 +550,7 @@ wholes = [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)]
 sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 
 # %% [markdown]
-# With 1,000 pairs *one for all* has 8.0 BLEU. Its fewer than 200 steps end within its warm-up of 400. *By size* has 17.6. *Longer* has 16.5, so most of the gain needs no narrow model. It comes from more passes or from the end of the warm-up: we didn't try a shorter one.
+# With 1,000 pairs *one for all* has 8.0 BLEU. Its fewer than 200 steps end within its warm-up of 400. *By size* has 17.6, *longer* 16.5: most of the gain needs no narrow model. It comes from more passes or from the warm-up's end: we tried no shorter one.
 #
 # With 3,000 pairs *longer* is 1 BLEU better than *by size*, for three times the time. With 10,000 a recipe between the two was tried once and dropped: 31.9 BLEU against 33.4.
 #
@@ -565,7 +565,7 @@ sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 # make living MODEL=runs/ruvel-2 FOLDER=public                             # for any static host
 # ```
 #
-# Add what it can't do to its `README.md`, in `runs/ruvel-2`.
+# Add to its `README.md` what it can't do.
 #
 # ## Summary
 #
@@ -599,7 +599,7 @@ check(unseen_pieces)
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# It catches all negations, by `ok`, and 113 of the 200 others: all 99 whose object is a thing, but few between beings. It gives no false alarm in the old test set or in validation.
+# It catches all negations, by `ok`, and 113 of the 200 others: all 99 whose object is a thing, but few between beings. The old test set and validation give no alarm.
 #
 # </details>
 
@@ -633,7 +633,7 @@ check(odd_lengths)
 #
 # <details><summary>What happens</summary>
 #
-# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, and 93.5 to 95% of the old test set. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings. Both kinds of objects have the ending. So the model hasn't learned to go by it; perhaps it has learned that things don't act.
+# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, and 93.5 to 95% of the old test set. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings. Both kinds of objects have the ending, so the model hasn't learned to go by it; perhaps it learned that things don't act.
 #
 # </details>
 #
