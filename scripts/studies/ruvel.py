@@ -244,9 +244,9 @@ def acting(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
     combinations with "did" under 10% are right, and more than half keep the past form; with "does"
     over 40% are right, and under 10% keep "brings"; with "do" over 40% are right. What speaks
     against it: any of these fails, or in the mean of three seeds another fifty has, of new
-    combinations, as many right with "did" as with "does". It held: with "did" 1%, with "does" 63%, with
-    "do" 70%. But the one verb that the chapter's fifty don't show is never right, not even with
-    "do", and with another fifty as few as 6% ("does") and 10% ("do") are.
+    combinations, as many right with "did" as with "does". It held: 1% with "did", 63% with
+    "does", 70% with "do". But the one verb that the chapter's fifty don't show is never right, not
+    even with "do"; and with another fifty as few as 6% ("does") and 10% ("do") are.
     """
     forms = {form: who_acts(model, pairs) for form, pairs in crossed(CROSSED).items()}
     draws = DRAWS if seed in THREE else {1: FIFTY}
