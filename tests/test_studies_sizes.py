@@ -60,5 +60,5 @@ def test_the_chart_says_what_the_record_says():
     assert seconds == [507, 179]  # as chapter 26 says
     with pytest.raises(ValueError, match="isn't larger than the spread"):
         sizes_chart(frame.assign(bleu=20.0))
-    with pytest.raises(ValueError, match="isn't longer training"):
+    with pytest.raises(ValueError, match="twice the BLEU"):
         sizes_chart(frame.assign(bleu=frame["bleu"] - 9 * (frame["recipe"] == "longer")))

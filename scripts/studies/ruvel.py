@@ -4,7 +4,7 @@ seeds     what the chapter trains, with eight seeds (ten minutes of a thread)
 controls  the case with fewer and more epochs, and with another draw; how often the fifty stand
           among old ones; rates; fifty sentences whose object comes first (three seeds)
 actors    who acts, by who has a capital letter and who is first; which negations are right after
-          fifty among old ones, by their helper and what the fifty show (eight seeds)
+          fifty among old ones, by helper and what the fifty show (eight seeds; of other fifties, 3)
 causes    fifty negations in 50 passes (eight seeds); what fifty among old ones leave wrong, for
           four fifties (three)
 endings   who acts if in training each object has its ending (eight seeds)

@@ -215,7 +215,7 @@ def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
         raise ValueError(f"the gain, {least['gain']:.1f} BLEU, isn't larger than the spread")
     scores = size_means(frame).loc[sizes[0]]
     if sizes[0] != 1000 or scores["longer"] < 2 * scores["one for all"]:
-        raise ValueError("it isn't longer training that gives most of the gain")
+        raise ValueError("as many passes don't have twice the BLEU")
     x = alt.X("pairs:Q", title="training pairs (log scale)").axis(values=sizes, format=",")
     x = x.scale(domain=[0.85 * sizes[0], 1.15 * sizes[-1]], **LOG)
     y = alt.Y("bleu:Q", title="BLEU on test_2016_flickr, beam 5").scale(zero=True)
