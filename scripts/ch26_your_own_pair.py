@@ -36,12 +36,13 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 
 # %%
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pandas as pd
 
 from scripts.book.charts import titled
@@ -55,7 +56,7 @@ from scripts.core.models import Trained
 from scripts.core.recipes import reason_for, recipe_for
 from scripts.core.scores import corpus_bleu
 from scripts.core.settings import TrainConfig
-from scripts.corpora.invented import THINGS, nouns_of, ruvel_pairs, usual_order
+from scripts.corpora.invented import THINGS, crossed, nouns_of, ruvel_pairs
 from scripts.corpora.report import report_text
 from scripts.corpora.splits import letters_only, own_pairs
 from scripts.fast.translating import fast_translate
@@ -84,7 +85,7 @@ PAIRS = list[tuple[str, str]]  # sources and their targets
 # | order | who, where, to whom, what, and last the verb |
 # | an adjective | follows its noun: `havo gura`, the big dog |
 # | a noun's `-ra`, `-re` | plural: `havora`, the dogs |
-# | after it, `-ta`, `-te` | a definite object: `havota`, the dog; without it, a dog. Who acts is always definite: `havo`, the dog |
+# | after the noun or its plural, `-ta`, `-te` | a definite object: `havota`, the dog; without it, a dog. Who acts is always definite: `havo`, the dog |
 # | in its place, `-ka`, `-ke` | the receiver: `havoka`, to the dog |
 # | a verb's `-an`, `-en`; `-al`, `-el` | present; past: `makan`, sees; `makal`, saw |
 # | which of the two | by the word's last vowel: the one with a after a, o, u; the other after e, i |
@@ -109,9 +110,9 @@ titled(
 #
 # > **In short.** A report names what it leaves out, and what looks odd.
 #
-# We add eight slips such as real corpora have. Four rules of the report leave a pair out: a side is empty, both sides are equal, the pair came before, or its ratio of lengths is far from the usual one.
+# We add eight slips, as in real corpora. Four of the report's rules fire here: a side is empty, both sides are equal, the pair came before, or its ratio of lengths is far from the usual one.
 #
-# **Predict.** These rules leave four of the eight out. Which?
+# **Predict.** They leave four of the eight out. Which?
 
 # %%
 slips = {
@@ -240,7 +241,7 @@ def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
 
 
 # %% [markdown]
-# From here on we take the 2,000 pairs without the slips, and a larger test set: the last 200 pairs. Two of them have a twin in training, so twins give 1% at most. Our grammar writes one translation, so we count exact ones. **Predict.** How many of the 200 will be right?
+# From here on we take the 2,000 pairs without the slips, and a larger test set: the last 200 pairs. Our grammar writes one translation, so we count exact ones. **Predict.** How many of the 200 will be right?
 
 
 # %%
@@ -318,7 +319,7 @@ case.round(1)  # BLEU
 # %% [markdown]
 # **Culprit.** Twins. The random split promises over 90 BLEU, and users get 59 to 66 ([eight seeds](../results/ruvel.json)). The honest split promises 48 to 58, and with another draw 58 to 63 ([three seeds](../results/ruvel-controls.json)): a rough guess, for its 99 test sentences are only 33 different ones.
 #
-# It isn't another kind of sentences: without twins, held-out sentences are hardly easier than fresh ones. Nor is it overfitting: then fewer passes would help on fresh sentences. But 8 epochs give 21 to 30 BLEU there, 20 give 59 to 65, and 40 give 70 to 74 (the same seeds).
+# It isn't another kind of sentences: without twins, held-out sentences are no easier than fresh ones. Nor is it overfitting: then fewer passes would help on fresh sentences. But 8 epochs give 21 to 30 BLEU there, and 40 give 70 to 74 (the same seeds).
 #
 # ## Where it fails
 #
@@ -337,7 +338,7 @@ ASKED = ["Aleni goralka gura velisre birel.", "Aleni goralka gura velisre nok bi
 print(*fast_translate(model, ASKED), sep="\n")
 
 # %% [markdown]
-# The model says the opposite of what we asked, in good English. (With other seeds it leaves `nok` out in 12 to 96% of the sentences, and else says something wrong.) Ask it your own sentences ([words](../scripts/corpora/invented.py)). Next, 200 negations:
+# The model says the opposite of what we asked, in good English. (With eight seeds 12 to 96% of such sentences are translated as without `nok`: [record](../results/ruvel.json).) Next, 200 negations:
 
 
 # %%
@@ -349,10 +350,19 @@ def says_not(outputs: Sequence[str]) -> float:
 new = ruvel_pairs(250, construction="negation")
 fifty, negated = new[:50], new[50:]
 assert says_not(translations(model, negated)) == exact(model, negated) == 0
-print(data.tokenizer.pieces("nok"))
+
+seen = Counter(p for source, _ in data.corpus["train"] for p in data.tokenizer.pieces(source))
+
+
+def piece_counts(word: str) -> dict[str, int]:
+    """A word's pieces, and how often the training sources have each."""
+    return {piece: seen[piece] for piece in data.tokenizer.pieces(word)}
+
+
+print(piece_counts("nok"))
 
 # %% [markdown]
-# None of the 200 is right, and none of the outputs has a *not*: no training sentence has one. Nothing warns us either: the tokenizer cuts `nok` into two pieces of its vocabulary, so there is no "unknown" to report.
+# None of the 200 is right, and no output has a *not*: no training sentence has one. Both pieces are in the vocabulary, so the tokenizer reports nothing unknown. But a count would have warned us: no training source has `ok`.
 #
 # **The object first.** *Kurette lirel piri viten* means *The small singer washes the basket*: the basket, *kuret*, has the ending. What does the model say?
 
@@ -364,44 +374,26 @@ assert exact(model, object_first) < 0.05 and basket in object_first
 print(*translations(model, [basket]))
 
 # %% [markdown]
-# At most 5 of 200 such sentences are right. Here a dog acts, and no dog is in the sentence! Two things are new about the basket, and both are signs of the actor:
+# At most 5 of 200 such sentences are right. Here a dog acts that isn't in the sentence! Two things are new about the basket, and both are signs of the actor:
 #
 # 1. It comes **first**, where in training only the actor stands.
-# 2. It has a **capital letter**, which in training only the actor has: never a thing. So the model saw *kurette*, but not *Kurette*, and these have different pieces:
+# 2. It has a **capital letter**, which in training only the actor has: never a thing. So the model saw *kurette*, but not *Kurette*. Three of its pieces are new, too:
 
 # %%
-print(data.tokenizer.pieces("Kurette"), data.tokenizer.pieces("kurette"))
+print(piece_counts("Kurette"), piece_counts("kurette"))
 assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns_of(THINGS)}
 
 # %% [markdown]
-# **Experiment.** Which sign makes a noun the actor? We give the letter to the actor, the object, both or neither, in either order.
-
+# **Experiment.** Which sign makes a noun the actor? We give the letter to the actor, the object, both or neither, in either order. (*First* also means farther from the verb.)
 
 # %%
-def crossed(pairs: PAIRS) -> dict[tuple[str, str], PAIRS]:
-    """Pairs whose object comes first, in eight forms: by who has a capital letter, and who is first.
-
-    All other words are in small letters.
-    """
-    forms = {}
-    for source, target in pairs:
-        orders = {"the actor": usual_order(source), "the object": source}
-        nouns = {first: text.split()[0].lower() for first, text in orders.items()}
-        for capital, first in product(["the actor", "both", "neither", "the object"], orders):
-            large = [noun for who, noun in nouns.items() if capital in (who, "both")]
-            words = orders[first].lower().split()
-            text = " ".join(word.capitalize() if word in large else word for word in words)
-            forms.setdefault((capital, first), []).append((text, target))
-    return forms
-
-
 forms = pd.Series({form: pairs[0][0] for form, pairs in crossed([basket]).items()})
 forms.rename_axis(["capital letter", "first"]).unstack(sort=False)
 
 # %% [markdown]
-# The actor is the singer. A second group of sentences has a *being* for its object, such as the bird: the model has seen *Tiven*.
+# Here the actor is the singer, and the object is a *thing*, the basket. In a second group of sentences the object is a *being*, such as the bird: the model has seen *Tiven*.
 #
-# Our English names who acts first. So we look at an output's first noun: the true actor, the object, or another, such as our dog. If the place alone counts, all rows are alike; if the letter alone does, both columns are. **Predict.** Which counts, between beings and for things?
+# Our English names who acts first. So we look at an output's first noun: the true actor, the object, or another, such as our dog. If the order alone counts, all rows of the picture below are alike; if the letter alone does, both colours are. **Predict.** Which counts in each group?
 
 
 # %%
@@ -438,11 +430,11 @@ for what, pairs in by_object(object_first).items():
 actors_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["runs"]])
 
 # %% [markdown]
-# **Between beings** the capital letter decides ([record](../results/ruvel-actors.json): eight seeds, 250 other sentences). If one of the two has it, that one acts, wherever it stands: with each seed in at least 83% of the outputs. If both or neither have it, the first one acts, in at least 66%. The model sees the letter only as another piece, `▁Tiven` for `▁tiven`. In training the one always acts, and the other never does.
+# **Between beings** the capital letter decides ([record](../results/ruvel-actors.json): eight seeds, 250 other sentences). If only one of the two nouns has it, that noun acts in either order: with each seed in at least 82% of the outputs. If both or neither have it, mostly the first one acts. The model sees the letter only as another piece, for 12 of 14 beings: `▁Tiven` for `▁tiven`. In training `▁Tiven` always acts, and `▁tiven` never does.
 #
-# **A thing** with a capital letter acts in 2% at most. The model can't read it: no training sentence has the pieces `▁K`, `u` and `ret`. If only the true actor has the letter, it acts in at least 94%, wherever it stands. In the other three rows the place counts, too: the true actor acts, in the mean, at least three times as often from the first place. In sentences like ours it has neither sign, and in 92% another being acts.
+# **A thing** with a capital letter acts in 2% at most: the model can't read its unseen pieces. If only the true actor has the letter, it acts in at least 93%, in either order. In the other three rows the order counts, too: in the mean, the true actor acts at least three times as often if it is first. If it has neither sign, as in our sentence, mostly another being acts.
 #
-# Why didn't the model learn the ending, which is the true rule? In training the ending never contradicts the two signs, so they are enough. Half of the training objects are indefinite, without an ending; but models trained with an ending on every one still let the being act that has both signs, in at least 87% of the outputs ([record](../results/ruvel-endings.json)).
+# Why didn't the model learn the ending, which is the true rule? In training it never contradicts the two signs. Half of the training objects have no ending; but models trained with one on each still let the being act that has both signs, in at least 86% of the outputs ([record](../results/ruvel-endings.json)).
 #
 # ## Fifty sentences
 #
@@ -461,9 +453,9 @@ actors_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["
 def tunings(data: TrainingData, fifty: PAIRS) -> dict[str, tuple[PAIRS, int]]:
     """The pairs of each fine-tuning, and how often it goes through them in 260 steps."""
     return {
-        "fifty negations": (list(fifty), 130),  # of 2 steps each
+        "fifty negations": (fifty, 130),  # of 2 steps each
         "fifty others": (ruvel_pairs(2050)[2000:], 130),
-        "mixed": (data.corpus["train"] + 10 * list(fifty), 5),  # of 52
+        "mixed": (data.corpus["train"] + 10 * fifty, 5),  # of 52
     }
 
 
@@ -494,13 +486,25 @@ assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
 tuning_chart(load_record("ruvel")["runs"])
 
 # %% [markdown]
-# - *Fifty negations* alone teach: 56% of the negations are right (all figures are means of eight seeds). But only 16% of the old sentences are, and many of them get a *not*.
-# - *Fifty others* have no negation, and leave 44% of the old sentences right. So more than half of the loss needs no negation: it comes from fifty sentences seen 130 times each.
+# - *Fifty negations* alone teach: 56% of the negations are right (means of eight seeds). But only 16% of the old sentences are, and many get a *not*.
+# - *Fifty others* leave 44% of the old sentences right: more than half of the loss needs no negation.
 # - *Mixed* teaches nearly as well, 48%, and forgets almost nothing: 97% of the old sentences are right.
 #
-# *Mixed* shows each of the fifty only 50 times. Is that why it forgets less? Only in part: if *fifty negations* stops after 50 passes, 53% of the old sentences are right ([record](../results/ruvel-causes.json)).
+# *Mixed* shows each of the fifty 50 times, not 130. Is that why it forgets less? Only in part: another run of *fifty negations*, of 50 passes, teaches as much as *mixed*, 48%, and keeps 53% of the old sentences ([record](../results/ruvel-causes.json)).
 #
-# Why is half of the negations still wrong? The model has learned mostly word by word. Where the fifty show this verb with this helper (*did not sing*), 64% are right; where they show the verb with another helper (*does not sing*), 22%; and of ten with the one verb that they don't have, none ([record](../results/ruvel-actors.json)). Our model's answer above, *does not brought*, has both mistakes that follow: a wrong helper, and a wrong form of the verb.
+# Why is half of the negations still wrong? We sort 1,000 others by their helper, and by what the fifty show negated: the verb with this helper; else in this tense (*do not sing* for *does*); else in the other; or another verb (means of eight seeds: [record](../results/ruvel-actors.json)).
+
+# %%
+negations = [run["negations"]["1"] for run in load_record("ruvel-actors")["runs"]]
+rates = {name: {} for name in ("this helper", "this tense", "the other tense", "another verb")}
+for cell, row in negations[0].items():
+    helper, shown = cell.split("; ")
+    right = sum(run[cell]["right"] for run in negations) / len(negations) / row["of"]
+    rates[shown][helper] = f"{right:.0%} of {row['of']}"
+pd.DataFrame(rates).fillna("").rename_axis("right").rename_axis("the fifty show", axis=1)
+
+# %% [markdown]
+# With *did*, new combinations are almost never right: 85% of their outputs keep the past form, as our model's *does not brought*. With *does* and *do* most are right; other fifties vary (Details). Seed 1 suggested why, and a forecast for the others held: for *biren* training has *brings* and *bring*, for *birel* only *brought*. (*Another verb* is one, *draw*.)
 #
 # On the command line:
 #
@@ -513,13 +517,19 @@ tuning_chart(load_record("ruvel")["runs"])
 # python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
 # ```
 #
-# `--from` takes so few new pairs ten times each, and keeps the first run's validation and test pairs out of training. `valid.tsv` chooses the epoch. In one run ([record](../results/ruvel-commands.json)) 98% of the old test set are right before and after; of `asked.tsv` none before, 53% after.
+# `--from` takes so few new pairs ten times each, and keeps the first run's validation and test pairs out of training. `valid.tsv` chooses the epoch. In one run ([record](../results/ruvel-commands.json)) 98 of the old 100 test sentences are right before and after. Of the 150 in `asked.tsv` none is right before, and 53% after, with this interval:
+
+# %%
+share = load_record("ruvel-commands")["scores"]["asked"]["after"]["exact"]
+drawn = np.random.default_rng(1).binomial(150, share, size=10_000) / 150
+print("95% of draws: {:.0%} to {:.0%}".format(*np.quantile(drawn, [0.025, 0.975])))
+
+# %% [markdown]
+# <details><summary>Details: other fifties, copies, rates</summary>
 #
-# <details><summary>Details: mistakes, copies, rates</summary>
-#
-# - **Mistakes.** With four draws of fifty (one is ours) and three seeds, 40 to 60% of the negations are right. Of the wrong outputs 9 to 56% have *does* for *did*, and 37 to 83% another verb or form ([record](../results/ruvel-causes.json)).
-# - **Copies.** With two copies of the fifty among the 1,700, only 25% of the negations are right; with ten, 51% ([three seeds](../results/ruvel-controls.json)).
-# - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1; on other sentences 4e-3 is better ([record](../results/ruvel-controls.json)). `--from` takes 4e-3 for new pairs among known ones ([none higher was tried](../results/ruvel-rates.json)), and 2e-4 for new ones alone.
+# - **Other fifties.** With three others and three seeds, new combinations with *did* are right in 0 to 2%, with *does* in 6 to 92%, with *do* in 10 to 84% ([record](../results/ruvel-actors.json)).
+# - **Copies.** With two copies of each, 25% of the negations are right; with ten, 51% ([three seeds](../results/ruvel-controls.json)).
+# - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1; on other sentences 4e-3 is better ([record](../results/ruvel-controls.json)). `--from` takes 4e-3 for new pairs among known ones ([none higher was tried](../results/ruvel-rates.json)).
 #
 # </details>
 #
@@ -540,9 +550,9 @@ wholes = [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)]
 sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 
 # %% [markdown]
-# With 1,000 pairs *one for all* has 8.0 BLEU. Its fewer than 200 steps end within its warm-up of 400. *By size* has 17.6. *Longer* has 16.5, so most of the gain needs no narrow model, only more passes. (They also end the warm-up: we didn't try a shorter one.)
+# With 1,000 pairs *one for all* has 8.0 BLEU. Its fewer than 200 steps end within its warm-up of 400. *By size* has 17.6, *longer* 16.5: most of the gain needs no narrow model. It comes from more passes or from the warm-up's end: we tried no shorter one.
 #
-# With 3,000 pairs *longer* is 1 BLEU better than *by size*, for three times the time: 507 seconds against 179. With 10,000 a recipe between the two was tried once and dropped: 31.9 BLEU against 33.4.
+# With 3,000 pairs *longer* is 1 BLEU better than *by size*, for three times the time. With 10,000 a recipe between the two was tried once and dropped: 31.9 BLEU against 33.4.
 #
 # With 1,000 pairs, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)).
 #
@@ -555,12 +565,12 @@ sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 # make living MODEL=runs/ruvel-2 FOLDER=public                             # for any static host
 # ```
 #
-# Add what it can't do to its `README.md`, in `runs/ruvel-2`.
+# Add to its `README.md` what it can't do.
 #
 # ## Summary
 #
 # - Look at the pairs. Keep near-copies of held-out sentences out of training.
-# - A test set like the training set can't show what both lack. Ask for constructions one by one. Where two things are new, cross them.
+# - A test set like the training set can't show what both lack. Ask for constructions one by one. Count the pieces that training never showed. Where two things are new, cross them.
 # - Fifty sentences halved the failures of one construction. Mix them with old ones, and measure what is forgotten.
 #
 # ## What the paper did that we don't
@@ -575,24 +585,30 @@ sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 #
 # *code · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# Write `unknown_words(text, sources)`, the words of a text (numbers aren't words) that no training source has (`solution("unknown_words")` shows ours). Which of the two constructions would it have caught?
+# Write `unseen_pieces(text, sources)`, for texts cut into pieces: those of `text` that no training source has (`solution("unseen_pieces")` shows ours). Which of the two constructions does it catch? How often is it a false alarm?
 
 
 # %%
-def unknown_words(text: str, sources: list[str]) -> list[str]:
-    """The words of `text`, in small letters, that none of the sources has: in order, each once."""
+def unseen_pieces(text: list[str], sources: list[list[str]]) -> list[str]:
+    """The pieces of `text` that none of the sources has: in order, each once."""
     ...
 
 
-check(unknown_words)
+check(unseen_pieces)
 
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# The negation, by `nok`. Hardly the object that comes first: only `minerete` is new, in 4 of 200 sentences; a capital letter doesn't count.
+# It catches all negations, by `ok`, and 113 of the 200 others: all 99 whose object is a thing, but few between beings. The old test set and validation give no alarm.
 #
 # </details>
-#
+
+# %%
+warned = [negated, object_first, by_object(object_first)["a thing"], test, data.corpus["val"]]
+warned = [sum(0 in piece_counts(source).values() for source, _ in pairs) for pairs in warned]
+assert warned == [200, 113, 99, 0, 0]  # as the answer says
+
+# %% [markdown]
 # ### Exercise 2 · Odd lengths
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
@@ -617,7 +633,7 @@ check(odd_lengths)
 #
 # <details><summary>What happens</summary>
 #
-# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, and 93.5 to 95% of the old test set. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings. Both kinds of objects have the ending. So the model hasn't learned to go by it; perhaps it has learned that things don't act.
+# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, and 93.5 to 95% of the old test set. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings. Both kinds of objects have the ending, so the model hasn't learned to go by it; perhaps it learned that things don't act.
 #
 # </details>
 #

@@ -15,7 +15,6 @@ from scripts.ch26_your_own_pair import (
     actors,
     by_object,
     collected,
-    crossed,
     honest_split,
     random_split,
     ruvel_corpus,
@@ -24,8 +23,17 @@ from scripts.ch26_your_own_pair import (
 from scripts.core.data import prepare
 from scripts.core.recipes import tuning_recipe
 from scripts.corpora import invented
-from scripts.corpora.invented import nouns_of, ruvel_pairs, usual_order, with_ending
-from scripts.studies.ruvel import ASKED, COMMANDS, DRAWS, FIFTY, MOVED, RATES, by_shown
+from scripts.corpora.invented import crossed, nouns_of, ruvel_pairs, usual_order, with_ending
+from scripts.studies.ruvel import (
+    ASKED,
+    COMMANDS,
+    DRAWS,
+    FIFTY,
+    MOVED,
+    RATES,
+    by_shown,
+    form_without,
+)
 
 ALONE = ("fifty negations", "fifty others")
 
@@ -102,7 +110,7 @@ def test_a_model_that_reads_otherwise_isnt_drawn_among_the_seeds():
 
 
 def test_the_page_has_the_commands_that_the_study_ran():
-    page = Path(sys.modules[crossed.__module__].__file__).read_text("utf-8")
+    page = Path(sys.modules[actors.__module__].__file__).read_text("utf-8")
     assert all(command in page for command in COMMANDS.strip().splitlines())
     record = load_record("ruvel-commands")
     old, asked = (record["scores"][name] for name in ("old", "asked"))
@@ -157,12 +165,12 @@ def test_the_record_says_what_the_chapter_says():
     assert ends("tuned", "fifty others", "old")[1] < 0.5
 
 
-def test_who_acts_by_letter_and_place_and_words_are_learned_not_a_rule():
+def test_who_acts_by_letter_and_order():
     runs = load_record("ruvel-actors")["runs"]
     assert [run["seed"] for run in runs] == [*range(1, 9)]
 
     def shares(form, kind, who):
-        return [round(run["who acts"][form][kind][who], 2) for run in runs]
+        return [run["who acts"][form][kind][who] for run in runs]
 
     def mean(form, kind, who):
         return sum(run["who acts"][form][kind][who] for run in runs) / 8
@@ -171,30 +179,76 @@ def test_who_acts_by_letter_and_place_and_words_are_learned_not_a_rule():
     one = [shares(f"{a}; {b} first", "a being", nouns[a]) for a in nouns for b in nouns]
     ties = ("both", "neither")
     tie = [shares(f"{a}; {b} first", "a being", nouns[b]) for a in ties for b in nouns]
-    assert (min(map(min, one)), min(map(min, tie))) == (0.83, 0.66)
+    assert min(map(min, one)) > 0.82 and min(map(min, tie)) > 0.65
     forms = [f"{capital}; {b} first" for capital in ("both", "the object") for b in nouns]
     large = [shares(form, "a thing", "the object") for form in forms]
-    assert max(map(max, large)) == 0.02
+    assert max(map(max, large)) < 0.02
     alone = [shares(f"the actor; {b} first", "a thing", "the true actor") for b in nouns]
-    assert min(map(min, alone)) == 0.94
+    assert min(map(min, alone)) > 0.93
     for capital in (*ties, "the object"):
         first, second = (mean(f"{capital}; {b} first", "a thing", "the true actor") for b in nouns)
         assert first > 3 * second
-    assert round(mean("the object; the object first", "a thing", "another"), 2) == 0.92
-    right = [sum(run["right"][part] for run in runs) / 8 for part in by_shown([], FIFTY)]
-    assert right == pytest.approx([0.64, 0.22, 0], abs=0.005)
+    assert min(shares("the object; the object first", "a thing", "another")) > 0.85  # "mostly"
+
+
+def test_a_new_combination_is_hardly_ever_right_with_did_and_mostly_with_the_others():
+    runs = load_record("ruvel-actors")["runs"]
+
+    def share(runs, helper, draw="1", what="right"):
+        """Of the outputs whose verb the fifty show with another helper alone: a mean of runs."""
+        names = [f"{helper}; {part}" for part in ("this tense", "the other tense")]
+        rows = [[run["negations"][draw].get(name) for name in names] for run in runs]
+        rows = [[row for row in parts if row] for parts in rows]
+        sums = [[sum(row[key] for row in parts) for key in (what, "of")] for parts in rows]
+        return sum(some / whole for some, whole in sums) / len(runs)
+
+    assert [share(runs[1:], helper) > 0.4 for helper in ("did", "does", "do")] == [
+        False,
+        True,
+        True,
+    ]
+    assert share(runs, "did") < 0.01 and share(runs, "does") > 0.6 and share(runs, "do") > 0.6
+    assert round(share(runs, "did", what="kept"), 2) == 0.85
+    assert share(runs[1:], "does", what="kept") < 0.1
+    others = {h: [share(runs[:3], h, draw) for draw in "234"] for h in ("did", "does", "do")}
+    ends = {h: (round(100 * min(row)), round(100 * max(row))) for h, row in others.items()}
+    assert ends == {"did": (0, 2), "does": (6, 92), "do": (10, 84)}
+    assert all(did < does for did, does in zip(others["did"], others["does"], strict=True))
 
 
 def test_by_what_the_fifty_show():
-    one = ("", "The dog did not sing.")
-    parts = by_shown([one, ("", "A dog does not sing."), ("", "A dog did not eat.")], [one])
-    assert [len(pairs) for pairs in parts.values()] == [1, 1, 1]
+    fifty = [
+        ("", "The dog did not sing."),
+        ("", "The dogs do not eat."),
+        ("", "A cat does not run."),
+    ]
+    asked = ["did not sing", "do not sing", "does not eat", "did not eat", "did not sit"]
+    parts = by_shown([("", f"The dog {text}.") for text in asked], fifty)
+    assert list(parts) == [
+        ("did", "this helper"),
+        ("do", "the other tense"),
+        ("does", "this tense"),
+        ("did", "the other tense"),
+        ("did", "another verb"),
+    ]
+    assert [form_without(h, "carry") for h in ("do", "does", "did")] == [
+        "carry",
+        "carries",
+        "carried",
+    ]
 
 
-def test_no_training_sentence_has_the_pieces_of_what_the_model_cannot_read():
+def test_a_capital_letter_is_known_of_12_of_14_beings_and_of_no_thing():
     data = prepare(LEARNER, ruvel_corpus())
-    pieces = {p for source, _ in data.corpus["train"] for p in data.tokenizer.pieces(source)}
-    assert not pieces & {"▁K", "u", "ret"}
+    seen = {p for source, _ in data.corpus["train"] for p in data.tokenizer.pieces(source)}
+
+    def known(nouns):
+        words = (with_ending(stem, "tA").capitalize() for stem, *_ in invented.rows(nouns))
+        return [word for word in words if seen.issuperset(data.tokenizer.pieces(word))]
+
+    beings = [row[0] for row in invented.rows(invented.BEINGS)]
+    assert len(known(invented.BEINGS)) == 12 == len(beings) - 2 and not known(invented.THINGS)
+    assert not {"Minete", "Alenite"} & {*known(invented.BEINGS)}
 
 
 def test_the_causes_are_as_the_chapter_says():
@@ -203,13 +257,6 @@ def test_the_causes_are_as_the_chapter_says():
 
     means = [sum(run["50 passes"][part] for run in runs) / 8 for part in ("old", "negated")]
     assert means == pytest.approx([0.53, 0.48], abs=0.005)
-    draws = [row for run in runs[:3] for row in run["draws"].values()]
-    right = [row["negated"] for row in draws]
-    assert len(draws) == 12 and (min(right), max(right)) == (0.4, 0.595)
-    for mistake, ends in (("another verb or form", (37, 83)), ("does for did", (9, 56))):
-        wrong = [row["mistakes"] for row in draws]
-        shares = [round(100 * row[mistake] / row["wrong"]) for row in wrong]
-        assert (min(shares), max(shares)) == ends
 
 
 def test_the_fifties_are_new():
@@ -231,7 +278,7 @@ def test_the_place_decides_also_where_each_object_has_its_ending():
     runs = record["runs"]
     assert [run["seed"] for run in runs] == [*range(1, 9)]
     acts = [run["who acts"]["a being"]["the object"] for run in runs]
-    assert (min(acts), max(acts)) == (0.867, 1)
+    assert min(acts) > 0.86
     assert min(run["exact"]["test"] for run in runs) > 0.98  # they have learnt this Ruvel
 
 

@@ -52,9 +52,13 @@ def test_the_chart_says_what_the_record_says():
     times = minutes["longer"] / minutes["by size"]
     assert times[[1000, 3000]].between(2.5, 3.5).all()  # "three times as fast", "as long"
     assert (means["longer"] - means["by size"])[[1000, 3000]].round().tolist() == [-1, 1]
+    runs = [run for run in load_record("sizes-multi30k")["runs"] if run["pairs"] == 1000]
+    assert {run["settings"]["epochs"] for run in runs if run["row"] == sizes.BY_SIZE} == {120}
+    short = [run["steps"] for run in runs if run["row"] == sizes.FOR_ALL]
+    assert sizes.BASE.epochs == 18 and max(short) < 200 < sizes.BASE.warmup  # as the title says
     seconds = (60 * minutes.loc[3000, ["longer", "by size"]]).round().tolist()
     assert seconds == [507, 179]  # as chapter 26 says
     with pytest.raises(ValueError, match="isn't larger than the spread"):
         sizes_chart(frame.assign(bleu=20.0))
-    with pytest.raises(ValueError, match="isn't longer training"):
+    with pytest.raises(ValueError, match="twice the BLEU"):
         sizes_chart(frame.assign(bleu=frame["bleu"] - 9 * (frame["recipe"] == "longer")))

@@ -9,6 +9,7 @@ ISO 639 keeps qaa to qtz for what has no other.
 import random
 import re
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -161,6 +162,23 @@ def usual_order(source: str) -> str:
     adjectives = {row[0] for row in rows(f"{DESCRIBING_BEINGS}, {DESCRIBING_THINGS}")}
     size = 2 if words[1] in adjectives else 1  # of the object, in words
     return " ".join([*words[size:], *words[:size], verb]) + "."
+
+
+def crossed(pairs: list[Pair]) -> dict[tuple[str, str], list[Pair]]:
+    """Pairs whose object comes first, in eight forms: by who has a capital letter and who is first.
+
+    All other words are in small letters.
+    """
+    forms = {}
+    for source, target in pairs:
+        orders = {"the actor": usual_order(source), "the object": source}
+        nouns = {first: text.split()[0].lower() for first, text in orders.items()}
+        for capital, first in product(["the actor", "both", "neither", "the object"], orders):
+            large = [noun for who, noun in nouns.items() if capital in (who, "both")]
+            words = orders[first].lower().split()
+            text = " ".join(word.capitalize() if word in large else word for word in words)
+            forms.setdefault((capital, first), []).append((text, target))
+    return forms
 
 
 @dataclass

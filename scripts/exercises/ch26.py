@@ -3,27 +3,24 @@
 import statistics
 
 from scripts.book.exercises import exercise
-from scripts.corpora.splits import letters_only
 
-TRAINING = ["Havo makan.", "Selu goralta gura kesel!"]
+TRAINING = [["▁Havo", "▁makan"], ["▁Selu", "▁tok", "em"]]
+TEXTS = [["▁n", "ok", "▁makan", "▁n", "em"], [], ["▁Selu", "tok"]]
 LENGTHS = [("abcd", "abcdefgh")] * 4 + [("abcd", "ab"), ("abcd", "a" * 25), ("ab", "a" * 12)]
 
 
 @exercise(
-    lambda: [("Gura havo nok makan, nok kesel.", TRAINING), ("", TRAINING), ("Goral 2.", TRAINING)],
-    "the words, in small letters and in their order, that no training source has, each once",
-    "compare without capitals and full stops: Gura, makan and makan. are no new words",
-    lambda text, sources: [w for w in dict.fromkeys(text.split()) if w not in " ".join(sources)],
-    "each word once",
-    lambda text, sources: [
-        word for word in letters_only(text.lower()).split() if unknown_words(word, sources)
-    ],
+    lambda: [(text, TRAINING) for text in TEXTS],
+    "the pieces, in their order, that no training source has, each once",
+    "compare pieces, not letters: ok is no piece of the sources, though ▁tok is one",
+    lambda text, sources: [p for p in dict.fromkeys(text) if p not in str(sources)],
+    "each piece once",
+    lambda text, sources: [piece for piece in text if unseen_pieces([piece], sources)],
 )
-def unknown_words(text: str, sources: list[str]) -> list[str]:
-    """The words of `text` that are in none of the sources, each once."""
-    known = set(letters_only(" ".join(sources).lower()).split())
-    words = dict.fromkeys(letters_only(text.lower()).split())
-    return [word for word in words if word not in known]
+def unseen_pieces(text: list[str], sources: list[list[str]]) -> list[str]:
+    """The pieces of `text` that are in none of the sources, each once."""
+    seen = {piece for source in sources for piece in source}
+    return [piece for piece in dict.fromkeys(text) if piece not in seen]
 
 
 @exercise(

@@ -91,7 +91,7 @@ def actors_chart(
     ]
     return titled(
         alt.hconcat(*panels).resolve_scale(y="shared"),
-        "Between beings the capital letter decides who acts; on a tie, the place",
+        "Between beings the capital letter decides who acts; on a tie, the order",
         f"The true actor should act in all. A point is one of {len(runs)} seeds.",
     )
 
