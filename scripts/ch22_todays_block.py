@@ -147,7 +147,7 @@ for norm in (LayerNorm(16, eps=0.0), RMSNorm(16, eps=0.0)):
 
 # %%
 z = torch.linspace(-3, 2, 101)
-units = {f"SwiGLU, xW₁ = {u:g}": F.silu(z) * u for u in (2.0, 1.0, -1.0)}
+units = {f"SwiGLU, W_1 gives {u:g}": F.silu(z) * u for u in (2.0, 1.0, -1.0)}
 figures.gates_chart(z, {"ReLU": z.relu()} | units)
 
 
@@ -554,7 +554,7 @@ def zero_outputs(model: LanguageModel) -> None:
 
 
 # %% [markdown]
-# Such blocks first pass on the vector of the word just read. With tied tables its own row fits best, so the model should predict this word again, nearly always wrongly.
+# Such blocks first pass on the vector of the word just read. With tied tables its own row fits best, so the model should predict it again, nearly always wrongly.
 #
 # Does this first guess do harm? To take it away, we *turn* the last vectors by a fixed random rotation before the generator. Logits stay as large, but no word's own row fits best. If zeroed outputs harm the turned model as well, the guess isn't the reason. **Predict.** How much probability does each model give that word?
 
@@ -617,7 +617,7 @@ figures.rates_chart(
 )
 
 # %% [markdown]
-# At their best rates, zeroed outputs cost 0.28 nats without the turn, and gain 0.28 with it; both hold with each seed. At 0.005 they do no harm. So the turn takes the harm away. It takes away the guess, but it also frees the direct path from table to generator, symmetric with tied tables, to learn which word follows which. We didn't part the two. (Turning alone helps, too, at 0.005 and 0.01.)
+# At their best rates, zeroed outputs cost 0.28 nats without the turn, and gain 0.28 with it, both with each seed. At 0.005 they do no harm. So the turn takes the harm away. It takes away the guess. But tied tables also make the direct path from table to generator symmetric, and the turn frees it to learn which word follows which. We didn't part the two. (Turning alone helps at 0.005 and 0.01.)
 #
 # ## Muon
 #
@@ -684,7 +684,7 @@ print(f"cosine of the last direction and 1/γ: {cosine:.4f}; every y's part alon
 #
 # > **In short.** A translator's BLEU judges each part.
 #
-# [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save`) has chapter 19's translator (tied tables, three passes over Multi30k). *2017* already has the norm before each sublayer. Each row up to *Muon* changes one part. *today* changes all but the optimizer; cross-attention stays. Only decoders share keys. One seed chose each row's rate (Muon's serves both optimizers); three others count. The record's nineteen comparisons are tested together, and each printed interval is for its row alone.
+# [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save`) has chapter 19's translator (tied tables, three passes over Multi30k). *2017* already has the norm before each sublayer. Rows not named *today* change one part; *today* changes all but the optimizer, and cross-attention stays. Only decoders share keys. One seed chose each row's rate (Muon's serves both optimizers); three others count. The record's nineteen comparisons are tested together, and each printed interval is for its row alone.
 #
 # **Predict.** Which part alone gains most BLEU?
 

@@ -99,7 +99,7 @@ def gates_chart(z: Tensor, curves: Mapping[str, Tensor]) -> alt.TopLevelMixin:
     return titled(
         chart,
         "ReLU's unit depends on one map of the input, SwiGLU's on two",
-        "z is a number of xW_g, and SiLU(z) the gate, which SwiGLU multiplies by a number of xW₁, "
+        "z is what W_g gives, and SiLU(z) is the gate. SwiGLU multiplies it by what W_1 gives, "
         "here 2, 1 or −1. ReLU has one map; it cuts z at 0.",
     )
 
