@@ -19,7 +19,7 @@ def todays_block() -> alt.TopLevelMixin:
     """The block's two halves, each part with what stood there in 2017."""
     diagram, left, right = Diagram(640, 280), 150, 490
     for x in (left, right):
-        diagram.box(x, 38, "RMSNorm", "blue", 110, 38, "in 2017: LayerNorm")
+        diagram.box(x, 38, "RMSNorm", "blue", 110, 38, "in 2017: LayerNorm, after the sum")
         diagram.arrow((x, 22), (x, 36))
         diagram.word(x, 246, "+", "times")
         diagram.arrow((x, 28), (x + 140, 28), (x + 140, 246), (x + 12, 246))  # around
@@ -40,7 +40,8 @@ def todays_block() -> alt.TopLevelMixin:
     return titled(
         diagram.chart(),
         "Two residual sums, as in 2017; every box is new",
-        "Read the left half upwards, then the right half. Values are not normed and not turned.",
+        "Read the left half upwards, then the right half. Values are not normed and not turned. "
+        "Today's linear layers have no biases.",
     )
 
 
@@ -98,21 +99,26 @@ def gates_chart(z: Tensor, curves: Mapping[str, Tensor]) -> alt.TopLevelMixin:
     return titled(
         chart,
         "ReLU's unit depends on one map of the input, SwiGLU's on two",
-        "z is the first map's number, which ReLU cuts at 0. SwiGLU multiplies SiLU(z) by the "
-        "second map's number, here 2, 1 or −1.",
+        "z is what W_g gives, and SiLU(z) is the gate. SwiGLU multiplies it by what W_1 gives, "
+        "here 2, 1 or −1. ReLU has one map; it cuts z at 0.",
     )
 
 
-def rates_chart(runs: pd.DataFrame, title: str, caption: str) -> alt.TopLevelMixin:
-    """Loss and sharpness over the peak learning rate (log scale): every run, each part's mean."""
+def rates_chart(
+    runs: pd.DataFrame,
+    title: str,
+    caption: str,
+    measures: Sequence[str] = ("loss", "sharpness"),
+) -> alt.TopLevelMixin:
+    """These measures over the peak learning rate (log scale): every run, each part's mean."""
     rates = sorted(set(runs["rate"]))
     x = alt.X("rate:Q", title="peak learning rate").axis(values=rates, format="~g", grid=False)
     x = x.scale(domain=[0.93 * rates[0], 1.07 * rates[-1]], **LOG)
     panels = []
     titles = {"loss": "loss, nats a piece", "sharpness": "sharpness (largest weight)"}
-    for column, y_title in titles.items():
+    for column in measures:
         means = runs.groupby(["part", "rate"], sort=False, as_index=False)[column].mean()
-        look = {"y_title": y_title, "zero": column != "loss", "width": 230, "height": 240}
+        look = {"y_title": titles[column], "zero": column != "loss", "width": 230, "height": 240}
         curves = lines(means, "rate", column, "part", **look).encode(x)
         dots = alt.Chart(rounded(runs[["part", "rate", column]])).mark_circle(
             size=16, opacity=1, fillOpacity=0.5
