@@ -579,9 +579,9 @@ steady = [row["bleu"] for row in fall["step by step"] if not 240 < row["step"] <
 fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", start=240, end=255)
 
 # %% [markdown]
-# Grey is the range of BLEU before step 241 and after step 255. Between, BLEU falls far below it, by 5.2 from step 240 on. (Epoch 10 ended lower, hence 3.7 above.) Five steps later it is back.
+# Grey is the range of BLEU before step 241 and after step 255. Between, BLEU falls far below it, by 5.2 from step 240 on. Five steps later it is back.
 #
-# Of the last 20 steps, 241 and 243 to 246 have the longest sentences: 21 to 43 English tokens on average, where a step's mean is 17. We call them the *long steps*. Six steps in a row with such a mean come in two other epochs, 7 and 18, in their first halves.
+# Of the last 20 steps, 241 and 243 to 246 have the longest sentences: 21 to 43 English tokens on average, where a step's mean is 17. We call them the *long steps*. Six steps in a row with a mean above 27 come in two other epochs, 7 and 18, in their first halves.
 #
 # **Control.** We train epoch 11 again from the same state, each time with one change in the order. A panel has three draws of dropout:
 #
@@ -605,24 +605,24 @@ orders = {
 controls_chart(fall, orders, steady, "Ending low takes late long steps and their neighbours")
 
 # %% [markdown]
-# **Culprit.** Late long steps among these neighbours, and perhaps this state:
+# **Culprit.** Late long steps, these steps after them, and the path before:
 #
 # |suspect|tested by|needed for the fall?|
 # |---|---|---|
 # |this dropout|three draws|no: BLEU falls with each|
 # |any five steps moved|*five others first*|no: BLEU falls as before|
-# |long steps late|*long steps first*|yes: BLEU ends in the grey range (we looked only at the last ten steps)|
-# |their neighbours|*other neighbours*|yes: BLEU falls by 2.2 until step 250, and heals|
-# | |both shuffles|yes: BLEU stays in the grey range, though outputs still grow in five of six draws|
-# |the state after epoch 10|not varied here|perhaps: in the GPU run with our seed, from another state and in 16 bits, nearly the same order does no harm|
+# |long steps late|*long steps first*|yes: BLEU ends in the grey range (we looked at the last ten steps)|
+# |steps beside them|*other neighbours*|yes: BLEU falls by 2.2 until step 250, and heals|
+# |path up to step 240|both shuffles|yes: BLEU stays in the grey range, but outputs still grow in five of six draws|
+# |epoch 10's end|epoch 12, its long steps late|perhaps: no fall (one run of the earlier repetition)|
 #
-# Other steps can do it, too: epoch 5 fell with shorter ones.
+# The GPU run with our seed has long steps in the same place, too, and no fall. Epoch 5 fell with shorter ones.
 #
-# **Moral.** One epoch's BLEU is a snapshot: had this epoch ended five steps later, nobody would have seen a fall. So don't stop a run for one bad epoch. Look at the outputs' length, and wait: in the last four epochs BLEU moves by less than 0.5.
+# **Moral.** One epoch's BLEU is a snapshot: had this epoch ended five steps later, nobody would have seen a fall. So don't stop a run for one bad epoch. Look at the outputs' length, and wait: between epochs 15 and 18 BLEU moves by less than 0.5.
 #
 # ## Averaging checkpoints
 #
-# > **In short.** In the middle of a run BLEU swings. A mean over more steps than a swing lasts doesn't show it. Nor, nearly, do weights from before it.
+# > **In short.** In the middle of a run BLEU swings. A mean over more steps than a swing lasts doesn't show it. Older weights do nearly as well.
 #
 # The paper averages its base model's last 5 checkpoints, saved every ten minutes (§6.1): $\bar\theta = \frac1K \sum_k \theta_k$. **Your turn.**
 
@@ -686,7 +686,7 @@ pd.DataFrame(record["test"]).T[["bleu", "bleu_greedy", "bleu_lowercased"]]
 # %% [markdown]
 # ## Summary
 #
-# - A state holds all that the next step depends on: killed, and resumed with another seed, a run ends with the same bits.
+# - A state holds all that the next step depends on: killed, and resumed with another random state, a run ends with the same bits.
 # - Give files a checksum, write them whole, and keep the previous one. Check for NaN before a weight moves.
 # - Validate by translating, keep the best epoch, test once at the end. If BLEU falls alone, look at the outputs' length.
 #

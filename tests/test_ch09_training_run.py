@@ -151,6 +151,9 @@ def test_without_long_steps_late_nothing_falls_and_other_ends_heal():
     assert min(look["bleu"] for run in first for look in (*run["earlier"], run)) > min(steady)
     shuffled = [x for n in (1, 2) for x in ends[f"order {n}, long steps late, own end"]]
     assert min(healed) == min(shuffled)
+    assert (
+        load_record("epochs-multi30k-earlier")["fall"]["next epoch, long steps late"]["bleu"] > 40
+    )
     runs = [run for n in (1, 2) for run in fall["controls"][f"order {n}, long steps late, own end"]]
     assert sum(run["length_ratio"] > run["earlier"][0]["length_ratio"] for run in runs) == 5
 

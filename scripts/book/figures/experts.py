@@ -74,7 +74,7 @@ def step_chart(router: Tensor, cloud: Tensor, mean: Tensor, step: Tensor) -> alt
     assert won > 0.9  # the last panel's, which the title speaks of
     return titled(
         alt.concat(*drawn, columns=2),
-        "Where tokens share a mean, one step along it wins nearly all of them",
+        "Where tokens share a mean, the leader wins nearly all by one step along it",
         "Lines: the vectors of eight experts. Orange's takes the same step in both rows. Dots: "
         "tokens, in the colour of the expert that wins them.",
     )

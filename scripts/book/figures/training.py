@@ -93,7 +93,7 @@ def saved_run() -> alt.TopLevelMixin:
     return titled(
         drawn("saved_run").chart(),
         "A killed run goes on from the last state on the disk",
-        "The state also holds what only the report needs: the history, and this epoch's losses.",
+        "The state also holds the history, which decides the best model, and this epoch's losses.",
     )
 
 
@@ -194,7 +194,7 @@ def controls_chart(
         strip = order_strip(orders[change][0]).properties(width=WIDTH)
         panel = alt.vconcat(strip, panel, spacing=6)
         panels.append(panel.properties(title=alt.TitleParams(change, fontSize=12)))
-    caption = "Strips: the epoch's order, not to scale. L: the long steps; 9: the nine after them; "
+    caption = "Strips: the epoch's order, not to scale. L: the five long steps; 9: the nine after; "
     caption += "5: the five before; 4: four before those; …: all others. A curve is one draw of "
     caption += "dropout, and ends with the epoch. Grey: as above. The axis doesn't begin at 0."
     return titled(alt.hconcat(*panels), title, caption, wrap=104)
