@@ -412,7 +412,7 @@ figures.recall_picture(ids[0].tolist(), pairs=4, keys=8)
 class Recaller(nn.Module):
     """One layer of memory with a head of width d: a window of 2d, latents of d/2, or a d × d state.
 
-    Else they differ in latents' maps and states' features: positive ones in linear attention, in
+    They also differ in latents' maps and states' features: positive ones in linear attention, in
     the others unit lengths and rates. Embeddings have d numbers, unless `embedding` says.
     """
 
@@ -516,11 +516,11 @@ mean = right.groupby([runs[name] for name in ("text", "d", "steps", "kind")]).me
 once = mean.loc[ONCE, 32, 200].to_dict("index")
 twice = mean.loc[TWICE, 32, 200].to_dict("index")
 assert min(once["softmax"][128], once["latent"][128]) > 0.99
-found, once_again = twice["delta rule"], once["delta rule"]
+found, reference = twice["delta rule"], once["delta rule"]
 assert max(*twice["softmax"].values(), *twice["adding"].values()) < 0.6
 assert min(found[n] for n in (4, 8, 16, 32, 64)) > 0.75 and found[128] < twice["softmax"][128]
-assert max(abs(found[n] - once_again[n]) for n in found) < 0.03
-twice["delta rule, keys once"] = once_again
+assert max(abs(found[n] - reference[n]) for n in found) < 0.03
+twice["delta rule, keys once"] = reference
 figures.recall_chart(
     {ONCE: once, TWICE: twice},
     "Softmax recalls every value; only the delta rule finds a second one, up to 32 keys",
@@ -556,7 +556,7 @@ figures.recall_chart(
 )
 
 # %% [markdown]
-# At 64 keys the 16 × 16 state gains 7 points from wider embeddings, and 48 by growing to 32 × 32, which gains over twice as much from growing again as from longer training. (At 128 we forecast under 10 points from training; it was 10.3.) Each state recalls over 90% of d keys, and under 84% of 2d. So mostly the state's size limits recall.
+# At 64 keys the 16 × 16 state gains 7 points from wider embeddings, and 48 by growing to 32 × 32, which gains over twice as much from growing again as from longer training. (At 128 we forecast under 10 points from longer training; it was 10.3.) Each state recalls over 90% of d keys, and under 84% of 2d. So mostly the state's size limits recall.
 #
 # ## FlashAttention
 #
@@ -678,7 +678,7 @@ for row in (*rows, "latent, across too", "window of 4", "linear attention"):
 # ## Summary
 #
 # - A cache grows with the text; groups and latents make it smaller.
-# - A state never grows, and its size limits what it recalls. The delta rule finds a key's new value, adding can't. Replacing freed no room.
+# - A state never grows, and its size limits what it recalls. The delta rule finds a key's new value; adding can't. Replacing freed no room.
 # - Softmax can be computed in tiles, if what was added shrinks whenever the maximum rises. A kernel keeps no T × T matrix.
 #
 # ## What these papers did that we don't
