@@ -14,7 +14,8 @@ from scripts.book.look import LOG, PALETTE, colored
 alt, pd = Late("altair"), Late("pandas")
 
 MEMORIES = ("softmax", "latent", "window", "linear", "adding", "delta rule")
-MEMORY_COLORS = dict(zip(MEMORIES, PALETTE, strict=False))
+MEMORIES += ("delta rule, keys once",)
+MEMORY_COLORS = dict(zip(MEMORIES, PALETTE, strict=True))
 
 
 def cache_growth_chart(
@@ -147,22 +148,22 @@ def recall_chart(
     caption: str,
     dashed: Sequence[str] = (),
 ) -> alt.TopLevelMixin:
-    """A panel for each table: right answers over the keys, a curve for each memory."""
+    """A panel for each table: right answers over the pairs, a curve for each memory."""
     found = dict.fromkeys(kind for table in tables.values() for kind in table)
     kinds = [kind for kind in MEMORIES if kind in found] or list(found)
     shades = {kind: MEMORY_COLORS.get(kind, PALETTE[i]) for i, kind in enumerate(kinds)}
-    frames = {name: long(table, "memory", "keys", "right") for name, table in tables.items()}
-    counts = sorted(set(pd.concat(frames)["keys"]))
+    frames = {name: long(table, "memory", "pairs", "right") for name, table in tables.items()}
+    counts = sorted(set(pd.concat(frames)["pairs"]))
     dashes = [[6, 4] if kind in dashed else [1, 0] for kind in kinds]
     dash = alt.StrokeDash("memory:N", title=None).scale(domain=kinds, range=dashes)
     legend = alt.Legend(title=None, symbolType="stroke", symbolSize=300)
     color = colored("memory", shades, legend=legend)
     drawn = {}
     for name, frame in frames.items():
-        x = alt.X("keys:Q", title="keys to remember").scale(domain=[counts[0], counts[-1]], **LOG)
+        x = alt.X("pairs:Q", title="pairs written").scale(domain=[counts[0], counts[-1]], **LOG)
         y = alt.Y("right:Q", title="right answers").scale(domain=[0, 1]).axis(format="%")
         size = {"width": 500 // len(tables), "height": 230}
-        chart = lines(frame, "keys", "right", "memory", points=True, **size)
+        chart = lines(frame, "pairs", "right", "memory", points=True, **size)
         drawn[name] = chart.encode(x.axis(values=counts), y, color, dash)
     return titled(alt.hconcat(*named(drawn)), title, caption)
 
@@ -187,9 +188,9 @@ def tiles_picture(
     diagram.word(320, 12, "what is kept of earlier tiles shrinks when the maximum rises")
     return titled(
         diagram.chart(),
-        "Of all tiles only a maximum and a sum are kept",
+        "Of all tiles only a maximum and two sums are kept",
         "One query's scores in tiles of two. m is the largest score so far, ℓ the sum of "
-        "exp(score − m).",
+        "exp(score − m). The second sum, a, isn't drawn: it shrinks as ℓ does.",
     )
 
 
