@@ -4,6 +4,7 @@ import os
 import random
 import statistics
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from scripts.ch18_one_stack import (
     fit_bag_of_words,
     hide_some,
     pair_products,
+    prefix_gaps,
     prefix_mask,
     share_given_away,
     share_right,
@@ -117,6 +119,19 @@ def test_each_step_gives_what_the_whole_row_gives(model, sees):
         whole = model(row, prefix_mask(prefix, row.size(1)))[0, len(example.src) :]
         by_steps = [x[i if len(x) == 3 else i // 2] for x in (steps[:3] if i == 1 else steps)]
         torch.testing.assert_close(torch.stack(by_steps), whole[: len(by_steps)])
+
+
+def test_gaps_are_of_one_change_and_one_seed():
+    runs = [
+        {"row": row, "seed": seed, "bleu": bleu + seed * seed, "loss": -bleu}
+        for row, bleu in {"encoder-decoder": 9, "causal": 8, "prefix": 5}.items()
+        for seed in (2, 1)
+    ]
+    runs += [{"row": "causal, own, too", "seed": seed, "bleu": 7, "loss": 2} for seed in (1, 2)]
+    runs += [{"row": "prefix, own, too", "seed": 2, "bleu": 6.5, "loss": 2.5}]
+    gaps = prefix_gaps(pd.DataFrame(runs)).to_dict("index")
+    unchanged = {("unchanged", seed): {"bleu": -3, "loss": 3} for seed in (1, 2)}
+    assert gaps == unchanged | {("own, too", 2): {"bleu": -0.5, "loss": 0.5}}
 
 
 # The class
