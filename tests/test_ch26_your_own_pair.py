@@ -216,6 +216,20 @@ def test_a_new_combination_is_hardly_ever_right_with_did_and_mostly_with_the_oth
     assert all(did < does for did, does in zip(others["did"], others["does"], strict=True))
 
 
+def test_the_mistakes_are_mostly_with_did_in_form_and_helper():
+    wrong = Counter()
+    for run in load_record("ruvel-actors")["runs"]:
+        wrong.update(
+            {name: row["of"] - row["right"] for name, row in run["negations"]["1"].items()}
+        )
+    did = [wrong[f"did; {part}"] for part in ("this helper", "the other tense", "another verb")]
+    shares = [count / wrong.total() for count in (sum(did), *did[:2])]
+    assert shares == pytest.approx([0.73, 0.34, 0.35], abs=0.005)
+    runs = [run for run in load_record("ruvel-causes")["runs"] if "draws" in run]
+    wrong = sum((Counter(run["draws"]["1"]["mistakes"]) for run in runs), Counter())
+    assert round(wrong["does for did"] / wrong["wrong"], 2) == 0.37
+
+
 def test_by_what_the_fifty_show():
     fifty = [
         ("", "The dog did not sing."),
@@ -300,5 +314,5 @@ def test_copies_and_practice_give_what_the_chapter_says():
     assert ends("object first", "old") == [0.935, 0.95]
     assert ends("object first", "who acts", "a thing", "the true actor") == [0.98, 1]
     assert ends("object first", "who acts", "a being", "the true actor") == [0.231, 0.374]
-    means = [sum(run["repeats"][n]["negated"] for run in runs) / 3 for n in ("2", "10")]
-    assert means == pytest.approx([0.25, 0.51], abs=0.005)
+    means = [sum(run["repeats"][n]["negated"] for run in runs) / 3 for n in ("2", "3", "10")]
+    assert means == pytest.approx([0.25, 0.205, 0.51], abs=0.005)

@@ -276,7 +276,7 @@ def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     label = label.encode(x, y, color, text="recipe")
     return titled(
         alt.layer(joined.mark_line(opacity=0.6), dots, label).properties(width=520, height=270),
-        "1,000 pairs: 120 passes have twice the BLEU of 18, which end in the warm-up",
+        "1,000 pairs: 120 passes give twice the BLEU that 18 give, which end in the warm-up",
         "German to English. A point is a run, with its own draw of the pairs or with all; lines "
         "join the means. “longer” is drawn a little to the right.",
     )
