@@ -100,7 +100,7 @@ history_chart(history, "Half the BLEU comes in two epochs; in epoch 11 it falls"
 #
 # > **In short.** A run joins what earlier chapters made: the model (4), the training step (6), batches (7) and search (8). And it counts how far it has come.
 #
-# With a GPU this notebook trains such a model. Without one it trains a toy, which has no dropout, on 1,200 captions that our rules made ([chapter 0](ch00_start_here.ipynb)'s *sample corpus*). The stored outputs are the toy's.
+# With a GPU this notebook trains such a model. Without one it trains a toy, which has no dropout, on 1,200 captions that our rules made ([chapter 0](ch00_start_here.ipynb)'s *sample corpus*). Stored outputs are the toy's.
 
 # %%
 gpu = torch.cuda.is_available()
@@ -211,7 +211,7 @@ print("the last two weights:", safetensors.torch.load(bytes(content))["weights"]
 # Loading doesn't complain, and the model is worthless. A process that dies while it writes leaves half a file in place of a good one. Two habits help:
 #
 # - **A checksum.** The file begins with the 32 bytes of a SHA-256 of all that follows: a line of JSON for plain numbers, then the tensors as safetensors packs them.
-# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename, which happens in one moment. So even if our process dies, a file with the right name is whole. With `fsync` that also holds for a power cut.
+# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename, which happens in one moment. So even if our process dies, a file with the right name is whole. With `fsync` that holds for a power cut, too.
 #
 # **Your turn.** Write both functions.
 
@@ -243,7 +243,7 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 # %% [markdown]
-# The check makes `os.fsync` fail, and asks for the old file. Then it changes each byte, and cuts at each place.
+# The check makes `os.fsync` fail, and asks for the old file. Then it changes each byte, and cuts anywhere.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -263,7 +263,7 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## The trainer
 #
-# > **In short.** A state holds all that changes from step to step. So a resumed run ends with the same bits as one that never stopped, if code, CPU and number of threads are the same.
+# > **In short.** A state holds all that changes from step to step. So a resumed run ends with the same bits as one that never stopped, if code, libraries, CPU and number of threads are the same.
 #
 # Many scripts save only `model.state_dict()`. The next step depends on more.
 
@@ -390,7 +390,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert kept.half().equal(after_first), "epoch 1 translates best here"
 
 # %% [markdown]
-# The resumed run ends with the bits of the run that never stopped. Now the toy, or with a GPU the real run. **Predict.** How will most of its translations be wrong?
+# The resumed run ends with the bits of the run that never stopped. Now the toy, or with a GPU the real run. **Predict.** How many of 60 validation captions will it translate exactly?
 
 # %%
 workplace = tempfile.TemporaryDirectory()
@@ -408,7 +408,7 @@ print((captions.translation == captions.reference).sum(), "exactly as in the ref
 captions[:4]
 
 # %% [markdown]
-# Ten of 60 are exact. Others aren't English, or read well and are wrong: the baker *can play a bottle*.
+# Ten are exact. Others aren't English, or read well and are wrong: the baker *can play a bottle*.
 #
 # ## Killed in the middle
 #
@@ -497,7 +497,7 @@ assert table.val_bleu["steps"] < table.val_bleu["nothing"] - 5
 table
 
 # %% [markdown]
-# The count of steps costs most here: the last epoch ends while the rate is near its peak, not 0. Without Adam's averages BLEU is 1.2 lower, with merely other batches 0.7 to 1.4: on 60 captions that may be chance.
+# The count of steps costs most here: the last epoch ends while the rate is near its peak, not 0. Without Adam's averages BLEU is 1.2 lower, with other batches 0.7 to 1.4: on 60 captions that may be chance.
 #
 # ## When a number isn't one
 #
@@ -543,7 +543,7 @@ print(f"{split}, {len(sources):,} captions: BLEU {score:.1f}")
 # %% [markdown]
 # ## Case · Epoch 11
 #
-# > **In short.** In epoch 11 BLEU falls by 3.7 while both losses fall. The model's own outputs grow too long. The loss can't show it: it is computed on references only.
+# > **In short.** In epoch 11 BLEU falls by 3.7 while both losses fall. The loss can't show why: it is computed on references only.
 #
 # **Symptom.** The run above, once more. `end_loss` is the validation loss, unsmoothed, at the end mark of each reference. `length_ratio` is the length of all outputs, divided by that of all references. `loops` counts the outputs, of 1,014, that say the same four times in a row.
 
@@ -562,9 +562,9 @@ changes = searches[["bleu", "bleu_cut"]].astype(float).groupby(level=0, sort=Fal
 changes.droplevel(1).set_axis(["outputs as they are", "loops cut"], axis=1).round(1)
 
 # %% [markdown]
-# With a beam *and* loops cut BLEU doesn't fall. So BLEU falls mostly because some outputs don't stop: loops make up 2.2 of the greedy 3.7. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
+# With a beam *and* loops cut BLEU doesn't fall. So BLEU falls because some outputs don't stop; exact loops make up 2.2 of the greedy 3.7. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
 #
-# - *Luck with these captions*: hardly. The fall's 95% interval is 2.0 to 5.3 BLEU ([chapter 10](ch10_judging.ipynb)). (But we chose the worst epoch.)
+# - *Luck with these captions*: hardly. The fall's 95% interval is 2.0 to 5.3 BLEU ([chapter 10](ch10_judging.ipynb)).
 # - *Rounding in 32 bits*: no. The shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall in the same epoch, by 3.2 and 2.5.
 # - *The recipe alone*: no. Three [GPU runs](../results/gpu-small-1.json), in 16 bits, never fall by more than 1.3 after epoch 5.
 #
@@ -579,9 +579,9 @@ steady = [row["bleu"] for row in fall["step by step"] if not 240 < row["step"] <
 fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", start=240, end=255)
 
 # %% [markdown]
-# Grey is the range of BLEU before step 241 and after step 255. Between, BLEU falls far below it, by 5.2 from step 240 on. Five steps later it is back.
+# Grey is the range of BLEU before step 241 and after step 255. Between, BLEU falls far below it, by 5.2 from step 240 on. Five steps later it is back. Length explains nearly all: if the outputs of step 240 only grew, by wrong words, BLEU would be 34.9 at step 255. It is 35.1.
 #
-# Of the last 20 steps, 241 and 243 to 246 have the longest sentences: 21 to 43 English tokens on average, where a step's mean is 17. We call them the *long steps*. Six steps in a row with a mean above 27 come in two other epochs, 7 and 18, in their first halves.
+# Of the last 20 steps, 241 and 243 to 246 have the longest sentences: 21 to 43 English tokens on average, where a step's mean is 17. We call them the *long steps*. Six steps in a row with a mean above 27 come only in two other epochs' first halves.
 #
 # **Control.** We train epoch 11 again from the same state, each time with one change in the order. A panel has three draws of dropout:
 #
@@ -595,17 +595,17 @@ fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", st
 
 # %%
 orders = {
-    "nothing": ("… 4 5 L 9", "as they came"),
-    "five others first": ("5 … 4 L 9", "five others first"),
-    "long steps first": ("L … 4 5 9", "long steps first"),
-    "other neighbours": ("… 9 L 4 5", "others after the long steps"),
-    "shuffled before": ("mixed L 9", "order 1, long steps late, own end"),
-    "shuffled again": ("mixed L 9", "order 2, long steps late, own end"),
+    "nothing": ("… A B L C", "as they came"),
+    "five others first": ("B … A L C", "five others first"),
+    "long steps first": ("L … A B C", "long steps first"),
+    "other neighbours": ("… C L A B", "others after the long steps"),
+    "shuffled before": ("mixed L C", "order 1, long steps late, own end"),
+    "shuffled again": ("mixed L C", "order 2, long steps late, own end"),
 }
-controls_chart(fall, orders, steady, "Ending low takes late long steps and their neighbours")
+controls_chart(fall, orders, steady, "Ending low takes late long steps, neighbours and path")
 
 # %% [markdown]
-# **Culprit.** Late long steps, these steps after them, and the path before:
+# **Culprit.** Late long steps, the steps beside them, and the path before:
 #
 # |suspect|tested by|needed for the fall?|
 # |---|---|---|
@@ -613,16 +613,15 @@ controls_chart(fall, orders, steady, "Ending low takes late long steps and their
 # |any five steps moved|*five others first*|no: BLEU falls as before|
 # |long steps late|*long steps first*|yes: BLEU ends in the grey range (we looked at the last ten steps)|
 # |steps beside them|*other neighbours*|yes: BLEU falls by 2.2 until step 250, and heals|
-# |path up to step 240|both shuffles|yes: BLEU stays in the grey range, but outputs still grow in five of six draws|
-# |epoch 10's end|epoch 12, its long steps late|perhaps: no fall (one run of the earlier repetition)|
+# |path to step 240|both shuffles|yes: BLEU stays in the grey range, but outputs still grow in five of six draws|
 #
-# The GPU run with our seed has long steps in the same place, too, and no fall. Epoch 5 fell with shorter ones.
+# All runs here start from one state. The GPU run with our seed has another, long steps in the same place, and no fall. Epoch 5 fell with shorter ones.
 #
 # **Moral.** One epoch's BLEU is a snapshot: had this epoch ended five steps later, nobody would have seen a fall. So don't stop a run for one bad epoch. Look at the outputs' length, and wait: between epochs 15 and 18 BLEU moves by less than 0.5.
 #
 # ## Averaging checkpoints
 #
-# > **In short.** In the middle of a run BLEU swings. A mean over more steps than a swing lasts doesn't show it. Older weights do nearly as well.
+# > **In short.** In the middle of a run BLEU swings. A mean over more steps than a swing lasts doesn't show it. In epoch 11 older weights do nearly as well.
 #
 # The paper averages its base model's last 5 checkpoints, saved every ten minutes (§6.1): $\bar\theta = \frac1K \sum_k \theta_k$. **Your turn.**
 
@@ -648,7 +647,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert average_checkpoints(paths)["weight"].equal(5000 * torch.arange(6).float())
 
 # %% [markdown]
-# **Experiment.** Does the fall of epoch 11 survive in a mean over steps, a closer look than the paper's? We train it once more, keep the weights of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. (The table has means of three draws of dropout.) If the weights jitter from step to step, a mean of 5 no longer falls. If they drift the same way for ten steps, only a mean over more keeps its BLEU. **Predict.**
+# **Experiment.** Does the fall of epoch 11 survive in a mean over steps, a closer look than the paper's? We train it once more, keep the weights of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. (The table has means of three draws.) If the weights jitter from step to step, a mean of 5 no longer falls. If they drift the same way for ten steps, only a mean over more keeps its BLEU. **Predict.**
 
 # %%
 columns = ["bleu", "mean of 5", "mean of 10", "mean of 20", "mean of 40"]
@@ -656,7 +655,7 @@ means = {n: pd.DataFrame(runs)[columns].mean() for n, runs in epochs_record["mea
 pd.DataFrame(means).T.round(1).rename_axis("epoch").rename(columns={"bleu": "last weights"})
 
 # %% [markdown]
-# The weights drift: means of 5 and 10 fall, too. A mean of 20, with some from before the fall, hides it; so does one of 40. But such a mean is also older. In the middle of their steps the single weights come close: at step 245 they have 39.2 (three draws), at step 235 even 40.8 (one draw). In epoch 18 no mean changes anything: the rate ends at 0. The paper's kind, the mean of the last five epochs, has 41.2 in the shipped run, and the best epoch 41.3.
+# The weights drift: means of 5 and 10 fall, too. A mean of 20, with some from before the fall, hides it; so does one of 40. But such a mean is also older. In the middle of their steps the single weights come close: at step 245 they have 39.2 (three draws), at step 235 even 40.8 (one draw). In epoch 10 a mean of 10 gains 1.0; in epoch 18 no mean changes anything, as the rate ends at 0. The paper's kind, the mean of the last five epochs, has 41.2 in the shipped run, its best epoch 41.3.
 #
 # ## Several processes
 #

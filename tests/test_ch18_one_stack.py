@@ -20,12 +20,12 @@ from scripts.ch18_one_stack import (
     NumberClassifier,
     asked_hidden,
     asked_pairs,
+    by_mask,
     expected_number,
     features,
     fit_bag_of_words,
     hide_some,
     pair_products,
-    prefix_gaps,
     prefix_mask,
     share_given_away,
     share_right,
@@ -121,7 +121,7 @@ def test_each_step_gives_what_the_whole_row_gives(model, sees):
         torch.testing.assert_close(torch.stack(by_steps), whole[: len(by_steps)])
 
 
-def test_gaps_are_of_one_change_and_one_seed():
+def test_masks_are_compared_at_one_change_and_one_seed():
     runs = [
         {"row": row, "seed": seed, "bleu": bleu + seed * seed, "loss": -bleu}
         for row, bleu in {"encoder-decoder": 9, "causal": 8, "prefix": 5}.items()
@@ -129,9 +129,11 @@ def test_gaps_are_of_one_change_and_one_seed():
     ]
     runs += [{"row": "causal, own, too", "seed": seed, "bleu": 7, "loss": 2} for seed in (1, 2)]
     runs += [{"row": "prefix, own, too", "seed": 2, "bleu": 6.5, "loss": 2.5}]
-    gaps = prefix_gaps(pd.DataFrame(runs)).to_dict("index")
-    unchanged = {("unchanged", seed): {"bleu": -3, "loss": 3} for seed in (1, 2)}
-    assert gaps == unchanged | {("own, too", 2): {"bleu": -0.5, "loss": 0.5}}
+    both = by_mask(pd.DataFrame(runs))
+    gaps = {score: both[score, "prefix"] - both[score, "causal"] for score in ("bleu", "loss")}
+    unchanged = [("unchanged", 1), ("unchanged", 2)]
+    assert gaps["bleu"].to_dict() == dict.fromkeys(unchanged, -3) | {("own, too", 2): -0.5}
+    assert gaps["loss"].to_dict() == dict.fromkeys(unchanged, 3) | {("own, too", 2): 0.5}
 
 
 # The class

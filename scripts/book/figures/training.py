@@ -144,12 +144,12 @@ def band(scores: Sequence[float], axis: str) -> alt.Chart:
 
 
 # The blocks of an epoch's steps: a name, its width in pixels, its colour.
-BLOCKS = {"…": (22, "#EEEEEE"), "4": (11, "#CFE3F2"), "5": (13, "#CFE3F2")}
-BLOCKS |= {"L": (19, PALETTE[3]), "9": (25, "#F7D9C4"), "mixed": (46, "#EEEEEE")}
+BLOCKS = {"…": (22, "#EEEEEE"), "A": (12, "#CFE3F2"), "B": (13, "#CFE3F2")}
+BLOCKS |= {"L": (19, PALETTE[3]), "C": (25, "#F7D9C4"), "mixed": (47, "#EEEEEE")}
 
 
 def order_strip(order: str) -> alt.LayerChart:
-    """The blocks of an epoch's steps, as in "… L 9"; not to scale."""
+    """The blocks of an epoch's steps, as in "… L C"; not to scale."""
     blocks, x = [], 0
     for name in order.split():
         width, color = BLOCKS[name]
@@ -194,9 +194,11 @@ def controls_chart(
         strip = order_strip(orders[change][0]).properties(width=WIDTH)
         panel = alt.vconcat(strip, panel, spacing=6)
         panels.append(panel.properties(title=alt.TitleParams(change, fontSize=12)))
-    caption = "Strips: the epoch's order, not to scale. L: the five long steps; 9: the nine after; "
-    caption += "5: the five before; 4: four before those; …: all others. A curve is one draw of "
-    caption += "dropout, and ends with the epoch. Grey: as above. The axis doesn't begin at 0."
+    caption = (
+        "Strips: the epoch's order, not to scale. L: the five long steps; A, B: four and five "
+    )
+    caption += "before them; C: the nine after; …: all others. A curve is one draw of dropout, and "
+    caption += "ends with the epoch. Grey: as above. The axis doesn't begin at 0."
     return titled(alt.hconcat(*panels), title, caption, wrap=104)
 
 
