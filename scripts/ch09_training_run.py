@@ -566,7 +566,7 @@ changes.droplevel(1).set_axis(["outputs as they are", "loops cut"], axis=1).roun
 #
 # - *Luck with these captions*: hardly. The fall's 95% interval is 2.0 to 5.3 BLEU ([chapter 10](ch10_judging.ipynb)).
 # - *Rounding in 32 bits*: no. The shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall in the same epoch, by 3.2 and 2.5.
-# - *The recipe alone*: no. Three [GPU runs](../results/gpu-small-1.json), in 16 bits, never fall by more than 1.3 after epoch 5.
+# - *The recipe alone*: hardly. Three [GPU runs](../results/gpu-small-1.json), in 16 bits, never fall by more than 1.3 after epoch 5.
 #
 # Four are left: unlucky *dropout*, special *steps*, their *order*, and the *state* after epoch 10.
 #
@@ -591,7 +591,7 @@ fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", st
 # - *other neighbours*: the nine steps after the long ones change places with the nine before them;
 # - *shuffled before*, *shuffled again*: the steps before the long ones come in another order.
 #
-# **Predict.** Which changes prevent the fall, and which only heal it sooner?
+# **Predict.** Which change prevents the fall, and which only heals it?
 
 # %%
 orders = {
@@ -602,26 +602,26 @@ orders = {
     "shuffled before": ("mixed L C", "order 1, long steps late, own end"),
     "shuffled again": ("mixed L C", "order 2, long steps late, own end"),
 }
-controls_chart(fall, orders, steady, "Ending low takes late long steps, neighbours and path")
+controls_chart(fall, orders, steady, "BLEU ends low only in the first two orders")
 
 # %% [markdown]
-# **Culprit.** Late long steps, the steps beside them, and the path before:
+# **Culprit.** Late long steps, after this path, begin the fall. The steps beside them decide whether it lasts:
 #
-# |suspect|tested by|needed for the fall?|
-# |---|---|---|
-# |this dropout|three draws|no: BLEU falls with each|
-# |any five steps moved|*five others first*|no: BLEU falls as before|
-# |long steps late|*long steps first*|yes: BLEU ends in the grey range (we looked at the last ten steps)|
-# |steps beside them|*other neighbours*|yes: BLEU falls by 2.2 until step 250, and heals|
-# |path to step 240|both shuffles|yes: BLEU stays in the grey range, but outputs still grow in five of six draws|
+# |suspect|tested by|falls by step 250?|ends low?|
+# |---|---|---|---|
+# |this dropout|three draws|yes, each|yes|
+# |any five steps moved|*five others first*|yes|yes|
+# |long steps late|*long steps first*|no|no|
+# |steps beside them|*other neighbours*|yes, by 2.2|no|
+# |path to step 240|both shuffles|no|no, but outputs grow in five of six draws|
 #
-# All runs here start from one state. The GPU run with our seed has another, long steps in the same place, and no fall. Epoch 5 fell with shorter ones.
+# Each row has one state and one order, the last two. (The shuffles also move step 242 and the neighbours before.) The GPU run with our seed has long steps in the same place, another state and 16 bits, and no fall. Epoch 5 fell with shorter steps.
 #
 # **Moral.** One epoch's BLEU is a snapshot: had this epoch ended five steps later, nobody would have seen a fall. So don't stop a run for one bad epoch. Look at the outputs' length, and wait: between epochs 15 and 18 BLEU moves by less than 0.5.
 #
 # ## Averaging checkpoints
 #
-# > **In short.** In the middle of a run BLEU swings. A mean over more steps than a swing lasts doesn't show it. In epoch 11 older weights do nearly as well.
+# > **In short.** In the middle of a run BLEU swings. A mean over more steps than a swing lasts hides it. In epoch 11 older weights do nearly as well.
 #
 # The paper averages its base model's last 5 checkpoints, saved every ten minutes (§6.1): $\bar\theta = \frac1K \sum_k \theta_k$. **Your turn.**
 
@@ -647,7 +647,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert average_checkpoints(paths)["weight"].equal(5000 * torch.arange(6).float())
 
 # %% [markdown]
-# **Experiment.** Does the fall of epoch 11 survive in a mean over steps, a closer look than the paper's? We train it once more, keep the weights of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. (The table has means of three draws.) If the weights jitter from step to step, a mean of 5 no longer falls. If they drift the same way for ten steps, only a mean over more keeps its BLEU. **Predict.**
+# **Experiment.** Does the fall of epoch 11 survive in a mean over steps, a closer look than the paper's? We train it once more, keep the weights of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. (The table has means of three draws.) If the weights jitter from step to step, a mean of 5 no longer falls. If they drift the same way for ten steps, only means over more steps keep BLEU. **Predict.**
 
 # %%
 columns = ["bleu", "mean of 5", "mean of 10", "mean of 20", "mean of 40"]
@@ -685,7 +685,7 @@ pd.DataFrame(record["test"]).T[["bleu", "bleu_greedy", "bleu_lowercased"]]
 # %% [markdown]
 # ## Summary
 #
-# - A state holds all that the next step depends on: killed, and resumed with another random state, a run ends with the same bits.
+# - A state holds all that the next step depends on: killed, and resumed on a CPU from another random state, a run ends with the same bits.
 # - Give files a checksum, write them whole, and keep the previous one. Check for NaN before a weight moves.
 # - Validate by translating, keep the best epoch, test once at the end. If BLEU falls alone, look at the outputs' length.
 #
