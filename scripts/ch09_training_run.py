@@ -243,7 +243,7 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 # %% [markdown]
-# The check makes `os.fsync` fail, and asks for the old file. Then it changes each byte, and cuts anywhere.
+# The check makes `os.fsync` fail, and asks for the old file. Then it changes each byte, and cuts at each place.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -615,7 +615,7 @@ controls_chart(fall, orders, steady, "BLEU ends low only in the first two orders
 # |steps beside them|*other neighbours*|yes, by 2.2|no|
 # |path to step 240|both shuffles|no|no, but outputs grow in five of six draws|
 #
-# Each row has one state and one order, the last two. (The shuffles also move step 242 and the neighbours before.) The GPU run with our seed has long steps in the same place, another state and 16 bits, and no fall. Epoch 5 fell with shorter steps.
+# Each row has one state and one order (the last row two). (The shuffles also move step 242 and the neighbours before.) The GPU run with our seed has long steps in the same place, another state and 16 bits, and no fall. Epoch 5 fell with shorter steps.
 #
 # **Moral.** One epoch's BLEU is a snapshot: had this epoch ended five steps later, nobody would have seen a fall. So don't stop a run for one bad epoch. Look at the outputs' length, and wait: between epochs 15 and 18 BLEU moves by less than 0.5.
 #
@@ -642,12 +642,12 @@ def average_checkpoints(paths: Sequence[Path]) -> dict[str, Tensor]:
 # %%
 with tempfile.TemporaryDirectory() as folder:
     paths = [Path(folder, f"{i}.safetensors") for i in range(3)]
-    for path, size in zip(paths, (0, 3000, 12000), strict=True):  # 5 · 15,000: no float16
+    for path, size in zip(paths, (0, 3000, 12000), strict=True):  # float16 ends below 75,000
         save_tensors(path, {"weight": size * torch.arange(6).half()}, {})
     assert average_checkpoints(paths)["weight"].equal(5000 * torch.arange(6).float())
 
 # %% [markdown]
-# **Experiment.** Does the fall of epoch 11 survive in a mean over steps, a closer look than the paper's? We train it once more, keep the weights of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 do the same, as controls. (The table has means of three draws.) If the weights jitter from step to step, a mean of 5 no longer falls. If they drift the same way for ten steps, only means over more steps keep BLEU. **Predict.**
+# **Experiment.** Does the fall of epoch 11 survive in a mean over steps, a closer look than the paper's? We train it once more, keep the weights of its last 40 steps, and translate with means of them. We do the same with epochs 10, 12 and 18, as controls. (The table has means of three draws.) If the weights jitter from step to step, a mean of 5 no longer falls. If they drift the same way for ten steps, only means over more steps keep BLEU. **Predict.**
 
 # %%
 columns = ["bleu", "mean of 5", "mean of 10", "mean of 20", "mean of 40"]

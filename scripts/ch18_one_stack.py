@@ -309,7 +309,7 @@ def expected_number(masked: OneStack, ids: Tensor, singular: Tensor, plural: Ten
 #
 # - **Who reads.** A masked model read the German training captions, up to 24 times. It was asked for each caption's verb, too, up to 3.6 times on average: nearly this question.
 # - **Who learns.** Bags of words, encoders from scratch, and encoders that begin as the masked model (*pretrained*), from the same 100, 1,000 or all labels. Eight seeds chose which captions have a label, and the encoders' batches.
-# - **Who has no label.** Three masked models, trained alike with seeds 1 to 3, are asked. To know more than words' company it must beat *counts*: which words stand in captions with plural verbs, and which with singular ones (naive Bayes)?
+# - **Who has no label.** Three masked models, trained alike with seeds 1 to 3, are asked. To know more than words' company they must beat *counts*: which words stand in captions with plural verbs, and which with singular ones (naive Bayes)?
 # - **Who judges.** 533 validation captions chose λ, learning rates, and when a training ends. Both test sets, 940 captions, are the test.
 #
 # **Predict.** Where does the pretrained encoder lead the bag by most? How many labels does the question without a label save?
@@ -358,7 +358,7 @@ pd.DataFrame(lines, columns=columns).set_index(columns[:2])
 
 # %% [markdown]
 # - **Few labels.** With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all, half, but there the interval begins at 0.0%. An encoder from scratch shows no lead: its three intervals hold 0.
-# - **No label.** The masked model errs in 3.8% of the captions, so it knows more than counts of words do (9.9%). It isn't shown to differ from a bag of all labels (2.9%). That bag had as much to go by: the rule reads its labels from the same captions.
+# - **No label.** The three err in 3.8% of the captions on average, so they know more than counts of words do (9.9%). They aren't shown to differ from a bag of all labels (2.9%). That bag had as much to go by: the rule reads its labels from the same captions.
 #
 # One masked model, of seed 1, began all pretrained encoders. Their own chance isn't counted. How much is practice in this very question, the record can't say (exercise 2).
 #
@@ -628,7 +628,7 @@ frame
 # ## Summary
 #
 # - One layer serves all. The mask says what it sees, the labels say what it is asked.
-# - Hidden words train a model that sees both ways. Asked without a label, one told singular from plural. With a hundred labels one made three tenths of the errors of a bag of words.
+# - Hidden words train a model that sees both ways. Asked without a label, three told singular from plural. With a hundred labels one made three tenths of the errors of a bag of words.
 # - In one stack, mind positions behind padding, and questions that show their answer.
 # - One causal stack showed no clear difference from two in BLEU, and the prefix mask was worse where positions go on. Equally many weights are not equal work.
 #

@@ -399,7 +399,7 @@ print(verdict_line("experts", block_verdicts()["experts"], RIVALS_OF_PARTS["expe
 block_means(["2017", "SwiGLU", "experts"])
 
 # %% [markdown]
-# A token meets 362,000 of the model's 620,000 parameters. Yet its runs took 1.6 times as long as *SwiGLU*'s (`seconds` in the record). How many experts were in use isn't on record.
+# A token meets 362,000 of the model's 620,000 parameters. Yet its runs took 1.6 times as long as *SwiGLU*'s (`seconds` in the record, of two commits). How many experts were in use isn't on record.
 #
 # ## Summary
 #
