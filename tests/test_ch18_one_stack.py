@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from scripts.book.instruments import count_flops, scramble
+from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch04_encoder_decoder import make_model, torch_layer_state
 from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing
@@ -213,3 +214,23 @@ def test_captions_have_20_and_19_pieces_on_average():
     pairs = data_of("multi30k", STUDY.vocab).train
     sides = [[len(pair.src) for pair in pairs], [len(pair.tgt) - 1 for pair in pairs]]
     assert [round(statistics.mean(lengths)) for lengths in sides] == [20, 19]
+
+
+def test_no_change_closes_the_gap_of_the_masks_in_bleu():
+    records = [load_record(f"{name}-multi30k")["runs"] for name in ("stacks", "prefix-causes")]
+    runs = pd.DataFrame(sum(records, [])).query("seed > 0 and lr == 0.0168")
+    both = by_mask(runs)
+    means = both.groupby("change").mean()
+    gaps = (means["bleu", "prefix"] - means["bleu", "causal"]).round(1).to_dict()
+    assert (
+        gaps.pop("unchanged") == -3.4 and -2.4 <= min(gaps.values()) <= max(gaps.values()) == -1.5
+    )
+    unchanged = both.loc["unchanged", "bleu"]
+    assert (unchanged["prefix"] - unchanged["causal"]).round(1).between(-3.7, -3.2).all()
+    gains = (means["bleu"] - means.loc["unchanged", "bleu"]).T.round(1)
+    helpful = gains[["relative places", "own weights for the source"]].to_numpy()
+    assert (helpful.min(), helpful.max()) == (1.4, 3.5)
+    asked = means.loc["source asked, too"]
+    assert (
+        gains["source asked, too"].max() < 0 and asked["loss", "prefix"] < asked["loss", "causal"]
+    )
