@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 18 · One stack
 #
-# After this chapter you can make one stack of layers an encoder, a decoder or a translator, by its mask and by what you ask it, and say what each costs.
+# After this chapter you can make one stack of layers an encoder, a decoder or a translator, by its mask and by its labels, and say what each costs.
 #
 # | | |
 # |---|---|
@@ -37,7 +37,6 @@ if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for pla
 home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
 
 # %%
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -45,15 +44,20 @@ from typing import Literal
 
 import pandas as pd
 import torch
-from scipy.stats import ttest_1samp, ttest_ind
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scripts.book.charts import titled
 from scripts.book.exercises import check
-from scripts.book.figures.understanding import classify_chart, influence_panels, rival_dots
+from scripts.book.figures.understanding import (
+    classify_chart,
+    classify_runs,
+    influence_panels,
+    rival_dots,
+)
 from scripts.book.instruments import influence, scramble
 from scripts.book.records import load_record
+from scripts.book.verdict import errors_saved, mean_difference
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch06_training import BOS, EOS, PAD
 from scripts.ch07_multi30k import BPETokenizer, Example, encode_pairs, pad_rows
@@ -79,9 +83,9 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## One layer, three masks
 #
-# > **In short.** A layer doesn't know what it is for. The mask decides who may look at whom; mask and question decide whether the stack judges, writes or translates.
+# > **In short.** A layer doesn't know what it is for. The mask decides who may look at whom. Mask and labels decide whether the stack judges, writes or translates.
 #
-# In a layer, only attention moves anything between positions. So the variants differ in the mask M, (T, T):
+# In a layer, only attention moves anything between positions. So the variants differ in attention's mask:
 #
 # | variant | position t may look at s | known as |
 # |---|---|---|
@@ -104,9 +108,7 @@ def prefix_mask(prefix: Tensor, size: int) -> Tensor:
 
 
 # %% [markdown]
-# **Predict.** Two layers of chapter 17's `OneStack`, seven positions, a prefix of three. Which inputs can change which outputs? Does the second layer open new ways?
-#
-# Chapter 1's `influence` measures this.
+# **Predict.** Two layers of chapter 17's `OneStack`, seven positions, a prefix of three: which inputs can change which outputs? Chapter 1's `influence` measures it.
 
 # %%
 torch.manual_seed(0)
@@ -125,13 +127,13 @@ for name, strength in maps.items():
 influence_panels(maps)
 
 # %% [markdown]
-# Exactly the inputs that the mask allows. A second layer could open a detour, s to r to t. But under these three masks t may then look at s directly.
+# Each output depends on exactly the inputs that its mask allows. In two layers, t could learn of s by way of r. But where these masks allow that detour, t may look at s directly.
 #
 # ## An encoder alone: hidden words
 #
 # > **In short.** A model that sees the whole text can't be asked for the next token. So hide some tokens, and ask for those.
 #
-# Devlin et al. (2019) choose 15% of the tokens. Of these, 80% are replaced by a mask token, 10% by a random one, and 10% stay as they are. Why the exceptions? BERT is later used on texts without gaps, so it must have something to say about a visible word, too.
+# Devlin et al. (2019) choose 15% of the tokens. Of these, 80% become a mask token (the *gap*), 10% a random token, and 10% stay. Why the exceptions? BERT is later used on texts without gaps, so it must learn about visible words, too.
 
 
 # %%
@@ -160,7 +162,7 @@ def asked_hidden(rows: Sequence[Sequence[int]], vocab: int, generator: torch.Gen
 # %%
 corpus = load_corpus("sample")
 tokenizer = BPETokenizer.train((text for both in corpus["train"][:300] for text in both), 200)
-gap, german = len(tokenizer), corpus["train"][0][0]  # the gap's id: one more than the pieces have
+gap, german = len(tokenizer), corpus["train"][0][0]  # the gap's id follows those of the pieces
 batch = asked_hidden([[BOS, *tokenizer.encode(german), EOS]], gap, torch.Generator().manual_seed(1))
 pieces = [*map(tokenizer.processor.id_to_piece, range(gap)), "___"]
 print(german)
@@ -168,9 +170,9 @@ for ids in (batch.ids, batch.labels):  # what is read, and what is asked
     print(" ".join("." if i == PAD else pieces[i] for i in ids[0].tolist()))
 
 # %% [markdown]
-# Three are asked: one has become the gap, one *hungr*, and one stayed (*l*).
+# Three tokens are asked: one became the gap, one became *hungr*, and one stayed (*l*).
 #
-# **Pitfall.** *The loss over all positions.* Take all ids as labels, and most questions show their own answer: the model practises copying. **Predict.** What share of the asked positions show their answer, if the chosen tokens are asked, and if all are?
+# **Pitfall.** *The loss over all positions.* If all tokens are asked, not only the chosen ones, the model mostly practises copying. **Predict.** What share of the asked positions show their answer in each case?
 
 
 # %%
@@ -183,18 +185,18 @@ def share_given_away(hidden: Tensor, labels: Tensor) -> float:
 # %%
 ids = torch.randint(0, 50, (200, 500), generator=torch.Generator().manual_seed(0))
 hidden, labels = hide_some(ids, 50, torch.Generator().manual_seed(1))
-everywhere = ids.masked_fill(ids <= EOS, PAD)
-right, wrong = (share_given_away(hidden, asked) for asked in (labels, everywhere))
-print(f"given away: {right:.1%} of the chosen tokens, {wrong:.1%} where all are asked")
+all_labels = ids.masked_fill(ids <= EOS, PAD)
+print(f"the chosen tokens asked: {share_given_away(hidden, labels):.1%} show their answer")
+print(f"all tokens asked: {share_given_away(hidden, all_labels):.1%} show their answer")
 
 # %% [markdown]
-# About 10% of the chosen tokens, those that stay. If all are asked, the unchosen ones show theirs, too.
+# Of the chosen tokens, the 10% that stay show their answer. If all are asked, the unchosen ones do, too.
 #
 # ## Singular or plural?
 #
 # > **In short.** Take the verb out of a German caption: was it singular or plural? A model that has practised on gaps, verbs among them, needs few labels, or none.
 #
-# *Ein Mann mit zwei Hunden* `___` *durch den Park*: läuft or laufen? The verb agrees with its subject, which need not be the nearest noun (Linzen et al. 2016 tested language models with this). A rule reads the label from the text if the verb is one of some thirty ([`scripts/corpora/gaps.py`](../scripts/corpora/gaps.py)).
+# *Ein Mann mit zwei Hunden* `___` *durch den Park*: läuft or laufen? The verb agrees with its subject, which need not be the nearest noun (Linzen et al. 2016). A rule reads the label off the verb, if that is one of some thirty ([`scripts/corpora/gaps.py`](../scripts/corpora/gaps.py)).
 
 # %%
 captions = "Zwei Hunde laufen durch den Park.", "Ein Mann mit zwei Hunden läuft durch den Park."
@@ -203,7 +205,7 @@ for text in captions:
     print(" ".join(item.words), "→", "plural" if item.plural else "singular")
 
 # %% [markdown]
-# **The baseline** is a bag of words: one weight for each word, and for each pair of neighbours. The gap counts as a word, so the model knows what stands beside it.
+# **The baseline** is a bag of words: one weight for each word, and for each pair of neighbours. The gap counts as a word, so its neighbours are known.
 #
 # $$ p(\text{plural}\mid x) = \sigma\Bigl(b + \sum_{f \in x} w_f\Bigr), \qquad \min_{w, b}\; \sum_i -\ln p(y_i \mid x_i) + \frac{\lambda}{2} \sum_f w_f^2 $$
 #
@@ -224,7 +226,8 @@ def fit_bag_of_words(
     It knows the features that at least two of `items` have.
     """
     counts = Counter(feature for item in items for feature in features(item))
-    columns = {f: i for i, f in enumerate(f for f, count in counts.items() if count > 1)}
+    kept = [feature for feature, count in counts.items() if count > 1]
+    columns = {feature: i for i, feature in enumerate(kept)}
 
     def table(items: Sequence[GapItem]) -> Tensor:  # (N, features), sparse: 1 where one is there
         ones = [(i, columns[f]) for i, x in enumerate(items) for f in features(x) if f in columns]
@@ -267,9 +270,9 @@ for text in captions:  # write your own
     print(f"plural with probability {bag([gap_item(text)]).sigmoid().item():.2f}: {text}")
 
 # %% [markdown]
-# With 20 labels it is no better. With 200 it leads by ten points. Our two captions are easy for it: *Zwei* and *Ein* decide, since it knows neither *Hunde* nor *Hunden*.
+# With 20 labels the bag is no better. With 200 it leads by ten points. In our captions *Zwei* and *Ein* decide: it knows neither *Hunde* nor *Hunden*.
 #
-# **The classifier** is the encoder that filled gaps. A head of D + 1 numbers, zero at first, reads the vector *at the gap*, and all is trained further.
+# **The classifier** is an encoder that has learned to fill gaps. A new head of D + 1 numbers reads the vector *at the gap*, and all weights are trained.
 
 
 # %%
@@ -290,7 +293,7 @@ class NumberClassifier(nn.Module):
 
 
 # %% [markdown]
-# **Without any label.** Ask the masked model itself: does it expect plural verbs at the gap, or singular ones? The rule's verbs name the two answers.
+# **Without any label.** Ask the masked model itself: does it expect the rule's plural verbs at the gap, or the singular ones?
 
 
 # %%
@@ -305,68 +308,49 @@ def expected_number(masked: OneStack, ids: Tensor, singular: Tensor, plural: Ten
 
 
 # %% [markdown]
-# At full size ([`classify-multi30k.json`](../results/classify-multi30k.json), by `python -m scripts.studies.classify --save`):
+# **Does practice with gaps save labels?** At full size ([`classify-multi30k.json`](../results/classify-multi30k.json), by `python -m scripts.studies.classify --save`):
 #
-# - **Who reads.** A masked model read the German training captions, up to 24 times. It was asked for each caption's verb, too, up to 3.6 times on average: nearly this question.
-# - **Who learns.** Bags of words, encoders from scratch, and encoders that begin as the masked model (*pretrained*), from the same 100, 1,000 or all labels. Eight seeds chose which captions have a label, and the encoders' batches.
-# - **Who has no label.** Three masked models, trained alike with seeds 1 to 3, are asked. To know more than words' company they must beat *counts*: which words stand in captions with plural verbs, and which with singular ones (naive Bayes)?
-# - **Who judges.** 533 validation captions chose λ, learning rates, and when a training ends. Both test sets, 940 captions, are the test.
+# - **Practice.** A masked model read the German training captions, up to 24 times. It was asked for each caption's verb, too, up to 3.6 times on average: nearly our question.
+# - **With labels.** Bags of words, encoders from scratch, and encoders that begin as the masked model (*pretrained*) learn from the same 100, 1,000 or all labels. Eight seeds chose which captions have a label, and the encoders' batches.
+# - **Without labels.** Three masked models, trained alike with seeds 1 to 3, are asked. They must beat *counts of words*: naive Bayes from the words that stand in captions with plural verbs, and with singular ones.
+# - **Judging.** 533 validation captions chose λ, learning rates, and when a training ends. Both test sets, 940 captions, are the test.
 #
-# **Predict.** Where does the pretrained encoder lead the bag by most? How many labels does the question without a label save?
+# **Predict.** Where does the pretrained encoder lead the bag by most?
 
 # %%
 pretrained, scratch, bag = "pretrained", "from scratch", "bag of words"
 asked, counts = "masked model, asked", "counts of words"
-runs = pd.DataFrame(load_record("classify-multi30k")["runs"])
-counted = runs[runs["seed"] > 0].copy()  # seed 0 chose the rates
-facts = runs[runs["row"] == bag].iloc[-1]  # of a bag of all labels
-test, every = facts["captions"]["test"], int(facts["labelled"])  # captions
-counted["labels"] = counted["labels"].replace(0, every).fillna(0).astype(int)  # 0: none
-counted["errors"] = 1 - counted["test"]
-errors = counted.set_index(["row", "labels", "seed"])["errors"].sort_index()
+runs, captions_tested, singular = classify_runs()
+errors = runs.set_index(["kind", "labels", "seed"])["errors"].sort_index()
 assert errors[asked].max() < errors[bag, 100].min()  # the title
 title = "The masked model needs no label to beat bags of words with 100"
-classify_chart(counted, 1 - facts["singular"] / test, title)
-
-# %% [markdown]
-# *Saved* is how many errors fewer. Its 95% interval counts the chance of the seeds and that of the test captions.
-
+classify_chart(runs, 1 - singular, title)
 
 # %%
-def saved(own: pd.Series, other: pd.Series) -> str:
-    """How many errors fewer `own` makes than `other`, (runs,) each, with a 95% interval.
-
-    Runs of one seed learned from the same captions. Of the captions' chance it counts the most
-    that can be: as if the two never erred on the same one. That of a single run isn't known.
-    """
-    gains = (other if len(own) == len(other) else other.mean()) - own
-    of_runs = gains.mean() - ttest_1samp(gains, 0).confidence_interval().low if len(own) > 1 else 0
-    of_captions = 1.96 * math.sqrt((own.mean() + other.mean()) / test)
-    low, high = (gains.mean() + side * math.hypot(of_runs, of_captions) for side in (-1, 1))
-    return f"{gains.mean():.1%} ({low:.1%} to {high:.1%})"
-
-
-rivals = [((row, n), (bag, n)) for row in (pretrained, scratch) for n in (100, 1000, every)]
-rivals += [((asked, 0), (counts, 0)), ((asked, 0), (bag, every))]
+every = runs["labels"].max()  # all captions with a label
+compared = [((kind, n), (bag, n)) for kind in (pretrained, scratch) for n in (100, 1000, every)]
+compared += [((asked, 0), (counts, 0)), ((asked, 0), (bag, every))]
 lines = []
-for own, rival in rivals:
-    mine, theirs = errors[own], errors[rival]  # (runs,) each, by seed
-    shares = f"{mine.mean():.1%}", f"{theirs.mean():.1%}"
-    lines.append((*own, shares[0], *rival, shares[1], saved(mine, theirs)))
+for own, rival in compared:
+    mine, theirs = errors[own], errors[rival]  # the shares wrong of the runs, by seed
+    saved = errors_saved(mine, theirs, captions_tested)
+    lines.append((*own, f"{mine.mean():.1%}", *rival, f"{theirs.mean():.1%}", saved))
 columns = ["kind", "labels", "errors", "compared with", "its labels", "its errors", "saved"]
 pd.DataFrame(lines, columns=columns).set_index(columns[:2])
 
 # %% [markdown]
-# - **Few labels.** With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all, half, but there the interval begins at 0.0%. An encoder from scratch shows no lead: its three intervals hold 0.
-# - **No label.** The three err in 3.8% of the captions on average, so they know more than counts of words do (9.9%). They aren't shown to differ from a bag of all labels (2.9%). That bag had as much to go by: the rule reads its labels from the same captions.
+# *Saved* is how many errors fewer. Its 95% interval counts the chance of the seeds and of the test captions.
 #
-# One masked model, of seed 1, began all pretrained encoders. Their own chance isn't counted. How much is practice in this very question, the record can't say (exercise 2).
+# - **Few labels.** With 100 labels the pretrained encoder makes three tenths of the bag's errors. With all labels it makes half, but that interval begins at 0.0%. Encoders from scratch show no lead: their three intervals hold 0.
+# - **No label.** The three masked models err in 3.8% of the captions on average, clearly less often than counts of words. No difference from a bag of all labels is shown, so what they know needn't be grammar. (That bag's labels come from the same captions.)
+#
+# All pretrained encoders began as one masked model, of seed 1: the chance of its training isn't counted. How much is practice in this very question, the record can't say (exercise 2).
 #
 # ## Translating with one stack
 #
 # > **In short.** A translation is a continuation. Write the source and a separator, and let the model go on in the other language.
 #
-# One row holds `source </s> <s> target </s>`. The `<s>` that begins every target is the separator. Only the target is asked. The mask is causal, or prefix: then the source is read in both directions.
+# One row holds `source </s> <s> target </s>`. The `<s>` that begins every target is the separator. Only the target is asked. Under a causal mask the source is read from left to right, under a prefix mask in both directions.
 
 
 # %%
@@ -391,7 +375,7 @@ batch = asked_pairs([pair], "prefix")
 print(batch.ids.tolist()[0], "asks", batch.labels.tolist()[0], "(0 asks nothing)")
 
 # %% [markdown]
-# **Pitfall.** *Asking for the source as well.* Under the causal mask no answer shows: the model also becomes a language model of the source. Under the prefix mask the source's next token is visible: about half of the questions are copying, and the mean loss looks better. **Predict** what chapter 17's `sees_its_answer` says of each.
+# **Pitfall.** *Asking for the source as well.* Under the causal mask no answer shows. Under the prefix mask the source's next token is visible: about half of the questions are copying, and the mean loss looks too good. **Predict** what chapter 17's `sees_its_answer` says of each.
 
 # %%
 for sees in ("causal", "prefix"):
@@ -400,7 +384,7 @@ for sees in ("causal", "prefix"):
     print(f"{sees}: {sees_its_answer(Asked(everything.ids, everything.labels, mask))}")
 
 # %% [markdown]
-# **Decoding.** The source is read once, then [`StackDecoding`](../scripts/fast/decoding.py) writes the target behind it. In a batch, short sources are padded: the padding must stay hidden, and a target's first token stands behind its *own* source.
+# **Decoding.** The source is read once, then [`StackDecoding`](../scripts/fast/decoding.py) writes the target behind it. In a batch, short sources are padded. The padding must stay hidden, and a target's first token stands behind its *own* source.
 
 
 # %%
@@ -448,9 +432,7 @@ def stack_greedy(
 
 
 # %% [markdown]
-# The smallest test of a translator: eight pairs, learned by heart under each mask. If question, mask, positions and cache agree, all come back.
-#
-# Now break it. **Predict.** Begin every target behind the batch's *longest* source. How many still come back, and which?
+# The smallest test of a translator is eight pairs, learned by heart under each mask. If labels, mask, positions and cache agree, all come back. In the broken version every target begins behind the batch's *longest* source. **Predict.** How many come back then, and which?
 
 
 # %%
@@ -464,15 +446,14 @@ class BehindPadding(AfterSource):
 
 # %%
 pairs = corpus["train"][:8]
-examples, config = encode_pairs(pairs, tokenizer), TrainConfig(lr=1e-2, warmup=10)
+examples = encode_pairs(pairs, tokenizer)
 src = pad_rows([e.src for e in examples])
 print(pairs[0][0])
 for sees in ("causal", "prefix"):
     torch.manual_seed(0)
     by_heart = make_stack(len(tokenizer), 2, 32, 64, dropout=0.0)
     one_pass = 80 * [asked_pairs(examples, sees)]  # 80 steps on one batch
-    for _ in learn(by_heart, [one_pass], config):
-        pass
+    list(learn(by_heart, [one_pass], TrainConfig(lr=1e-2, warmup=10)))
     for reading in (AfterSource, BehindPadding):
         ids = stack_greedy(by_heart, src, None, 60, sees, reading)
         texts = [tokenizer.decode(row) for row in ids.tolist()]
@@ -485,9 +466,13 @@ for sees in ("causal", "prefix"):
 #
 # ## Two stacks or one
 #
-# > **In short.** With equally many weights, one causal stack and the encoder-decoder show no clear difference in BLEU. The prefix mask is worse, in BLEU clearly so where positions go on.
+# > **In short.** With equally many weights, one causal stack and the encoder-decoder show no clear difference in BLEU. The prefix mask is worse, clearly so in BLEU where a target's positions go on behind its source's.
 #
-# With F = 2D an encoder layer holds about $8D^2$ numbers and a decoder layer $12D^2$, so 2 + 2 layers have as many weights as 5 of one stack. The record is [`stacks-multi30k.json`](../results/stacks-multi30k.json) (`python -m scripts.studies.stacks --save`): the base of [chapter 19](ch19_ablations.ipynb) (D = 64) with F = 2D, without dropout, five passes over Multi30k. One seed found each model's learning rate, by validation loss; three others are compared. BLEU is greedy, on the validation captions. In one stack a target's positions go on behind its source's; *positions anew* begins them at 0. **Predict.** Does it help that the source is read in both directions? And that a target has positions of its own?
+# With F = 2D an encoder layer holds about $8D^2$ weights and a decoder layer $12D^2$. So 2 + 2 layers have as many as 5 of one stack.
+#
+# The models are the base of [chapter 19](ch19_ablations.ipynb) (D = 64) with F = 2D, without dropout, after five passes over Multi30k ([`stacks-multi30k.json`](../results/stacks-multi30k.json), by `python -m scripts.studies.stacks --save`). One seed found each model's learning rate; three others are compared. BLEU is greedy, on the validation captions.
+#
+# In one stack a target's positions go on behind its source's. In two more rows they begin at 0 (*positions anew*). **Predict.** Does it help that the source is read in both directions? And that a target has positions of its own?
 
 # %%
 RIVALS = {  # each row, and the row it is compared with
@@ -496,52 +481,44 @@ RIVALS = {  # each row, and the row it is compared with
     "causal, positions anew": "causal",
     "prefix, positions anew": "prefix",
 }
-translators = pd.DataFrame(load_record("stacks-multi30k")["runs"])
-translators = translators[translators["seed"] > 0]  # seed 0 chose the rates
-by_row = translators.set_index("row")
+runs = pd.DataFrame(load_record("stacks-multi30k")["runs"])
+runs = runs[runs["seed"] > 0]  # seed 0 chose the rates
+by_row = runs.set_index("row")
 is_prefix = by_row.index.str.startswith("prefix")
 assert by_row.loc[is_prefix, "bleu"].max() < by_row.loc[~is_prefix, "bleu"].min()  # the title
 titled(
-    rival_dots(translators, RIVALS),
+    rival_dots(runs, RIVALS),
     "Both prefix rows lie behind all others",
     "Each point is a run, the tick a row's mean, the open diamond the mean of the row that it is "
     "compared with.",
 )
 
-
 # %%
-def mean_difference(own: pd.Series, other: pd.Series) -> str:
-    """The difference of two means, with a 95% interval from these runs alone (Welch's)."""
-    interval = ttest_ind(own, other, equal_var=False).confidence_interval()
-    return f"{own.mean() - other.mean():+.2f} ({interval.low:+.2f} to {interval.high:+.2f})"
-
-
-means = by_row.groupby(level=0, sort=False)[["bleu", "loss"]].mean()
-table = {row: scores.round(2).to_dict() for row, scores in means.iterrows()}
+differences = []
 for row, rival in RIVALS.items():
     own, other = by_row.loc[row], by_row.loc[rival]
-    table[row] |= {"compared with": rival}
-    table[row] |= {
-        f"{score}, difference": mean_difference(own[score], other[score]) for score in means
-    }
-pd.DataFrame(table).T.fillna("")
+    of_each = [mean_difference(own[score], other[score]) for score in ("bleu", "loss")]
+    differences.append([row, rival, *of_each])
+columns = ["row", "compared with", "BLEU, difference", "loss, difference (nats a piece)"]
+pd.DataFrame(differences, columns=columns).set_index("row")
 
 # %% [markdown]
-# (*loss*: nats a piece.)
+# Each interval (95%, Welch's) comes from three runs a row.
 #
-# - **Two stacks or one.** The BLEU differs by 0.03, but from three runs each the interval reaches 0.8 on either side. By the loss the encoder-decoder is ahead by 0.05, but that interval begins at 0.00: among eight, this may be chance.
-# - **Causal or prefix.** With positions that go on, the prefix mask costs 3.4 BLEU. In T5, pretrained and with relative positions, prefix beat causal, and the encoder-decoder was ahead of both (Raffel et al. 2020).
+# - **Two stacks or one.** The causal stack and the encoder-decoder differ by 0.03 BLEU, but the interval reaches 0.8 on either side. By the loss the encoder-decoder is ahead by 0.05. That interval begins at 0.00: among eight, this may be chance.
+# - **Causal or prefix.** Where positions go on, the prefix mask costs 3.4 BLEU. This isn't general: in T5, which was pretrained, prefix beat causal (Raffel et al. 2020).
+# - **Positions anew** give the prefix mask 1.7 BLEU back. Under the causal mask no difference shows.
 #
-# *What the record can't say:* what longer training or larger models would give, or an encoder-decoder with equal *work*: one stack did about 1.7 times as much, generator included.
+# The record doesn't say what longer training, larger models, or an encoder-decoder with equal *work* would give: one stack did about 1.7 times as much (next section).
 #
-# **Why is the prefix mask worse?** Positions anew give it 1.7 BLEU back. We try four more changes, each under both masks ([record](../results/prefix-causes-multi30k.json), by `python -m scripts.studies.prefix_causes --save`; one seed so far, at the unchanged stacks' rate):
+# **Why is the prefix mask worse?** Four more changes each take away one suspect, under both masks ([record](../results/prefix-causes-multi30k.json), by `python -m scripts.studies.prefix_causes --save`; the unchanged stacks' rate, one seed so far):
 #
-# - *own weights for the source*: one set of layers reads the source, another writes;
+# - *own weights for the source*: one set of layers reads the source, another writes. This adds weights, too;
 # - *relative places*: scores depend on the distance of two tokens, too;
 # - *targets from place 128*: a target's place no longer depends on its source's length;
-# - *source asked, too*: under the causal mask each token, under the prefix mask 15%, hidden.
+# - *source asked, too*: two treatments, each next token under the causal mask, 15% hidden ones under the prefix mask.
 #
-# **Predict.** Which change closes the gap?
+# If one suspect were the whole cause, its change would close the gap. **Predict.** Which does?
 
 
 # %%
@@ -557,40 +534,40 @@ def by_mask(runs: pd.DataFrame) -> pd.DataFrame:
 records = [load_record(f"{name}-multi30k")["runs"] for name in ("stacks", "prefix-causes")]
 runs = pd.DataFrame(sum(records, [])).query("seed > 0 and lr == 0.0168")  # all plain stacks' rate
 changes = by_mask(runs).groupby("change", sort=False)
-table = changes.mean()
-for score in means:
-    table[score, "gap"] = table[score, "prefix"] - table[score, "causal"]
-table["seeds", ""] = changes.size()
-columns = [(score, part) for score in means for part in ("causal", "prefix", "gap")]
-table[[*columns, ("seeds", "")]].round(2)
+means = changes.mean()
+frame = {
+    "causal, BLEU": means["bleu", "causal"],
+    "prefix, BLEU": means["bleu", "prefix"],
+    "gap, BLEU": means["bleu", "prefix"] - means["bleu", "causal"],
+    "gap, loss": means["loss", "prefix"] - means["loss", "causal"],
+    "seeds": changes.size(),
+}
+pd.DataFrame(frame).round(2)
 
 # %% [markdown]
-# In BLEU none does: 1.5 to 2.4 are left of 3.4, where the three unchanged seeds have 3.2 to 3.7. *Source asked* makes both masks worse, and only by the loss has it no gap. *Relative places* and *own weights* help both masks, by 1.4 to 3.5 BLEU. So no single change is the cause, as far as one seed can tell.
+# In BLEU no change closes the gap: of 3.4, 1.5 to 2.4 remain. (Unchanged, the three seeds' gaps are 3.2 to 3.7.) *Relative places* and *own weights* help both masks, by 1.4 to 3.5 BLEU. *Source asked, too* has no gap by the loss, but harms both masks. So the record names no single cause.
 #
 # ## Side by side
 #
 # > **In short.** Mask and labels say what each variant is for. What each costs follows from counting.
 #
-# With $a = 4D^2 + 2DF$ for a layer's matrices, these are the multiplications of one pass over S source and T target tokens (or a row of n), without the generator's VD for each question. Attention's masked half is counted, too, and one stack's last outputs for the source:
-#
-# | | matrices | attention |
-# |---|---|---|
-# | one stack, N layers | $N n\,a$ | $2 N D\, n^2$ |
-# | encoder-decoder, N + N | $N (S + T)\, a + 2N D^2 (S + T)$ | $2ND\,(S^2 + T^2 + ST)$ |
-#
-# The term $2ND^2(S+T)$ is cross-attention: queries and outputs for T positions, keys and values for S. A cache holds a key and a value, 2D numbers, for each token and layer that is attended to.
+# What one pass multiplies follows from the shapes. A layer's matrices have $4D^2 + 2DF$ weights, and each is used once a token. Attention needs 2D products for each pair of positions, masked ones included. We leave out the generator: VD for each question. A cache holds a key and a value, 2D numbers, for each token and layer that is attended to.
 
 
 # %%
 def stack_products(N: int, D: int, d_ff: int, n: int) -> int:
     """Multiplications of N layers over a row of n tokens, without the generator."""
-    return N * (n * (4 * D * D + 2 * D * d_ff) + 2 * D * n * n)
+    matrices = n * (4 * D * D + 2 * D * d_ff)
+    attention = 2 * D * n * n
+    return N * (matrices + attention)
 
 
 def pair_products(N: int, D: int, d_ff: int, S: int, T: int) -> int:
     """Multiplications of an encoder-decoder of N + N layers over S and T tokens, without the generator."""
-    matrices = (S + T) * (4 * D * D + 2 * D * d_ff) + 2 * D * D * (S + T)
-    return N * (matrices + 2 * D * (S * S + T * T + S * T))
+    matrices = (S + T) * (4 * D * D + 2 * D * d_ff)
+    across = (S + T) * 2 * D * D  # queries and outputs for T positions, keys and values for S
+    attention = 2 * D * (S * S + T * T + S * T)
+    return N * (matrices + across + attention)
 
 
 # %% [markdown]
@@ -598,39 +575,31 @@ def pair_products(N: int, D: int, d_ff: int, S: int, T: int) -> int:
 
 # %%
 D, d_ff, V, S, T = 64, 128, 2000, 20, 19
+one, two = stack_products(5, D, d_ff, S + T), pair_products(2, D, d_ff, S, T)
+generator = V * D * T
+print(f"one stack: {one / two:.1f} times the multiplications, {5 / 2} times the cache")
+print(f"with the generator: {(one + generator) / (two + generator):.1f} times")
 layered = "encoder: all; decoder: the past; across: all"
-products = [stack_products(5, D, d_ff, n) for n in (S, T, S + T)]
-side_by_side = {
-    "variant": ["encoder alone", "decoder alone", "one stack, pairs", "encoder-decoder"],
-    "sees": ["all", "the past", "past (and source)", layered],
-    "asked": ["hidden tokens", "next token", "target", "target"],
-    "good for": ["judging a text", "writing", "rewriting a source", "rewriting a source"],
-    "layers": ["5", "5", "5", "2 + 2"],
-    "tokens": [str(S), str(T), str(S + T), f"{S} + {T}"],
-    "multiplications": [*products, pair_products(2, D, d_ff, S, T)],
-    "cached tokens × layers": [0, 5 * T, 5 * (S + T), 2 * (S + T)],
-}
-frame = pd.DataFrame(side_by_side).set_index("variant")
-work, generator = frame["multiplications"], V * D * T
-without, including = (
-    (work["one stack, pairs"] + more) / (work["encoder-decoder"] + more) for more in (0, generator)
-)
-print(f"as many weights, {without:.1f} times the multiplications, {5 / 2} times the cache")
-print(f"with the generator: {including:.1f} times the multiplications")
-frame["multiplications"] = work.map("{:,}".format)
-frame
+variants = [
+    ("encoder alone", "all", "hidden tokens", "judging", stack_products(5, D, d_ff, S), 0),
+    ("decoder alone", "the past", "next token", "writing", stack_products(5, D, d_ff, T), 5 * T),
+    ("one stack, pairs", "past (and source)", "target", "rewriting", one, 5 * (S + T)),
+    ("encoder-decoder", layered, "target", "rewriting", two, 2 * (S + T)),
+]
+columns = ["variant", "sees", "asked", "good for", "multiplications", "cached tokens × layers"]
+pd.DataFrame(variants, columns=columns).set_index("variant")
 
 # %% [markdown]
-# One stack, by a factor of about two: every token passes all five layers. In the encoder-decoder each passes only the two of its side.
+# One stack does about twice the work: every token passes five layers, in the encoder-decoder only the two of its side.
 #
-# Why, then, are most large models decoders alone? Any text trains them, and each of its tokens is asked. And a shared beginning can be read once (exercise 3).
+# Why, then, are most large language models decoders alone? Any text trains them, with a question at each token. And a shared beginning can be read once (exercise 3).
 #
 # ## Summary
 #
 # - One layer serves all. The mask says what it sees, the labels say what it is asked.
-# - Hidden words train a model that sees both ways. Asked without a label, three told singular from plural. With a hundred labels one made three tenths of the errors of a bag of words.
+# - Hidden words train a model that sees both ways. With a hundred labels, one made three tenths of the errors of a bag of words.
 # - In one stack, mind positions behind padding, and questions that show their answer.
-# - One causal stack showed no clear difference from two in BLEU, and the prefix mask was worse where positions go on. Equally many weights are not equal work.
+# - One causal stack showed no clear difference from two in BLEU. The prefix mask was worse where positions go on. Equally many weights are not equal work.
 #
 # ## Exercises
 #
@@ -658,7 +627,7 @@ check(hide_words)
 #
 # *think · difficulty ●●○ · worth ●●● · 10 minutes*
 #
-# Nobody told the masked model which captions are plural. Has it really seen no label? Which training would settle how much is practice?
+# Nobody told the masked model which captions are plural. Has it really seen no label? Which training would tell how much is practice?
 #
 # <details><summary>An answer</summary>
 #
@@ -670,11 +639,11 @@ check(hide_words)
 #
 # *think · difficulty ●●○ · worth ●●● · 5 minutes*
 #
-# A chat sends the same long instruction before every question. Under which mask can the instruction's keys and values be kept from one question to the next, if the question belongs to the prefix?
+# A chat sends the same long instruction before every question, and both belong to the prefix. Under which mask can the instruction's keys and values be kept from one question to the next?
 #
 # <details><summary>An answer</summary>
 #
-# Under the causal one. There the instruction's vectors depend on the instruction alone. Under the prefix mask they look at the question as well, and must be computed again for each question.
+# Under the causal one: the instruction's vectors depend on the instruction alone. Under the prefix mask they look at the question as well, and must be computed again.
 #
 # </details>
 #

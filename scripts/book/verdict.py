@@ -4,9 +4,15 @@ Holm's steps are written out: SciPy lacks them, and statsmodels is ten megabytes
 SciPy is imported where it is used: a bare machine with a GPU trains, and doesn't judge.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from scripts import Late
+
+pd = Late("pandas")
 
 
 def pooled_spread(rows: Sequence[Sequence[float]]) -> tuple[float, int]:
@@ -82,3 +88,27 @@ def verdict_line(row: str, verdict: Verdict, rival: str, score: str = "BLEU") ->
     word = ("better" if verdict.difference > 0 else "worse") if verdict.told else "within noise"
     interval = f"{verdict.low:+.2f} to {verdict.high:+.2f}"
     return f"{row}: {score} {verdict.difference:+.2f} ({interval}) against {rival}, {word}"
+
+
+def mean_difference(own: pd.Series, other: pd.Series) -> str:
+    """The difference of two means, with a 95% interval from these runs alone (Welch's)."""
+    from scipy.stats import ttest_ind
+
+    interval = ttest_ind(own, other, equal_var=False).confidence_interval()
+    return f"{own.mean() - other.mean():+.2f} ({interval.low:+.2f} to {interval.high:+.2f})"
+
+
+def errors_saved(own: pd.Series, other: pd.Series, items: int) -> str:
+    """How many errors fewer `own` makes than `other` on so many items, with a 95% interval.
+
+    Each has the shares wrong of its runs, by seed; runs of one seed learned from the same items.
+    Of the test items' chance it counts the most that can be: as if the two never erred on the
+    same one. The chance of a single run isn't known, and isn't counted.
+    """
+    from scipy.stats import ttest_1samp
+
+    gains = (other if len(own) == len(other) else other.mean()) - own
+    of_runs = gains.mean() - ttest_1samp(gains, 0).confidence_interval().low if len(own) > 1 else 0
+    of_items = 1.96 * math.sqrt((own.mean() + other.mean()) / items)
+    low, high = (gains.mean() + side * math.hypot(of_runs, of_items) for side in (-1, 1))
+    return f"{gains.mean():.1%} ({low:.1%} to {high:.1%})"

@@ -12,6 +12,7 @@ from scripts import Late
 from scripts.book.charts import heatmap, lines, long, named, panels, rounded, titled
 from scripts.book.figures.diagram import Diagram, drawn
 from scripts.book.look import GREY, INK, LOG, PALETTE, bar_axis, colored, row_axis
+from scripts.book.records import load_record
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -313,17 +314,31 @@ def influence_panels(maps: Mapping[str, Tensor]) -> alt.TopLevelMixin:
     )
 
 
-def classify_chart(counted: pd.DataFrame, always_singular: float, title: str) -> alt.TopLevelMixin:
+def classify_runs() -> tuple[pd.DataFrame, int, float]:
+    """Chapter 18's classifiers: a line a run, how many captions tested them, the share singular.
+
+    A run has its kind, labels (how many captions with a label it had; 0: none), seed, and errors,
+    its share wrong. Runs with seed 0 chose the rates and are left out.
+    """
+    runs = pd.DataFrame(load_record("classify-multi30k")["runs"])
+    runs = runs[runs["seed"] > 0].rename(columns={"row": "kind"})
+    facts = runs[runs["labels"] == 0].dropna(subset="labelled").iloc[0]  # of a run with all labels
+    labels = runs["labels"].replace(0, facts["labelled"]).fillna(0).astype(int)
+    runs = runs.assign(labels=labels, errors=1 - runs["test"])
+    captions = facts["captions"]["test"]
+    return runs[["kind", "labels", "seed", "errors"]], captions, facts["singular"] / captions
+
+
+def classify_chart(runs: pd.DataFrame, always_singular: float, title: str) -> alt.TopLevelMixin:
     """Test errors by number of labels, each run a point, a line through the means.
 
-    `counted` has a row for each run, with the columns row (its kind), labels (0: none) and errors.
-    `always_singular` is the share wrong of that answer.
+    `runs` are those of `classify_runs`; `always_singular` is the share wrong of that answer.
     """
-    kinds, sizes = list(counted["row"].unique()), sorted(counted["labels"].unique().tolist())
+    kinds, sizes = list(runs["kind"].unique()), sorted(runs["labels"].unique().tolist())
     none = sizes[1] / 4  # where those without labels stand
-    aside = counted["row"].map(dict(zip(kinds, (0.93, 1, 1.07, 1, 1), strict=True)))
-    labels = aside * counted["labels"].replace(0, none)
-    frame = pd.DataFrame({"kind": counted["row"], "labels": labels, "errors": counted["errors"]})
+    aside = runs["kind"].map(dict(zip(kinds, (0.93, 1, 1.07, 1, 1), strict=True)))
+    labels = aside * runs["labels"].replace(0, none)
+    frame = pd.DataFrame({"kind": runs["kind"], "labels": labels, "errors": runs["errors"]})
     x = alt.X("labels:Q", title="labelled captions (log scale, but for none)").axis(
         values=[none, *sizes[1:]],
         labelExpr=f"datum.value == {none} ? 'none' : datum.label",
