@@ -93,7 +93,7 @@ torch.set_default_dtype(torch.float64)
 # | decoder alone | if $s \le t$ | GPT |
 # | prefix language model | if $s \le t$, or s lies in the first P positions | UniLM (Dong et al. 2019) |
 #
-# The first two are `padding_mask` and `subsequent_mask`. The third combines them.
+# The first two are chapter 1's `padding_mask` and `subsequent_mask`. We write the third.
 
 
 # %%
@@ -121,9 +121,10 @@ masks = {
     "prefix of 3": prefix_mask(torch.tensor([3]), 7),
 }
 x = torch.randn(1, 7, 16)
-maps = {name: influence(lambda x, m=m: one_stack.stack(x, m), x) for name, m in masks.items()}
-for name, strength in maps.items():
-    assert torch.equal(strength > 0, masks[name][0])  # nothing hidden gets through, in no layer
+maps = {}
+for name, mask in masks.items():
+    maps[name] = influence(lambda x, mask=mask: one_stack.stack(x, mask), x)
+    assert torch.equal(maps[name] > 0, mask[0])  # nothing hidden gets through, in no layer
 influence_panels(maps)
 
 # %% [markdown]
@@ -270,7 +271,7 @@ for text in captions:  # write your own
     print(f"plural with probability {bag([gap_item(text)]).sigmoid().item():.2f}: {text}")
 
 # %% [markdown]
-# With 20 labels the bag is no better. With 200 it leads by ten points. In our captions *Zwei* and *Ein* decide: it knows neither *Hunde* nor *Hunden*.
+# With 20 labels the bag is no better. With 200 it leads by ten points. In our captions *Zwei* and *Ein* weigh most: it knows neither *Hunde* nor *Hunden*.
 #
 # **The classifier** is an encoder that has learned to fill gaps. A new head of D + 1 numbers reads the vector *at the gap*, and all weights are trained.
 
@@ -311,25 +312,26 @@ def expected_number(masked: OneStack, ids: Tensor, singular: Tensor, plural: Ten
 # **Does practice with gaps save labels?** At full size ([`classify-multi30k.json`](../results/classify-multi30k.json), by `python -m scripts.studies.classify --save`):
 #
 # - **Practice.** A masked model read the German training captions, up to 24 times. It was asked for each caption's verb, too, up to 3.6 times on average: nearly our question.
-# - **With labels.** Bags of words, encoders from scratch, and encoders that begin as the masked model (*pretrained*) learn from the same 100, 1,000 or all labels. Eight seeds chose which captions have a label, and the encoders' batches.
+# - **With labels.** Bags of words, encoders from scratch, and encoders that begin as the masked model (*pretrained*) learn from the same 100, 1,000 or all labels. Eight seeds chose which captions have a label, and the encoders' batches. If practice helps, *pretrained* must lead both others.
 # - **Without labels.** Three masked models, trained alike with seeds 1 to 3, are asked. They must beat *counts of words*: naive Bayes from the words that stand in captions with plural verbs, and with singular ones.
 # - **Judging.** 533 validation captions chose λ, learning rates, and when a training ends. Both test sets, 940 captions, are the test.
 #
 # **Predict.** Where does the pretrained encoder lead the bag by most?
 
 # %%
-pretrained, scratch, bag = "pretrained", "from scratch", "bag of words"
-asked, counts = "masked model, asked", "counts of words"
+PRETRAINED, SCRATCH, BAG = "pretrained", "from scratch", "bag of words"
+MASKED, COUNTS = "masked model, asked", "counts of words"
 runs, captions_tested, singular = classify_runs()
 errors = runs.set_index(["kind", "labels", "seed"])["errors"].sort_index()
-assert errors[asked].max() < errors[bag, 100].min()  # the title
+assert errors[MASKED].max() < errors[BAG, 100].min()  # the title
 title = "The masked model needs no label to beat bags of words with 100"
 classify_chart(runs, 1 - singular, title)
 
 # %%
 every = runs["labels"].max()  # all captions with a label
-compared = [((kind, n), (bag, n)) for kind in (pretrained, scratch) for n in (100, 1000, every)]
-compared += [((asked, 0), (counts, 0)), ((asked, 0), (bag, every))]
+sizes = (100, 1000, every)
+compared = [((kind, n), (BAG, n)) for kind in (PRETRAINED, SCRATCH) for n in sizes]
+compared += [((MASKED, 0), (COUNTS, 0)), ((MASKED, 0), (BAG, every))]
 lines = []
 for own, rival in compared:
     mine, theirs = errors[own], errors[rival]  # the shares wrong of the runs, by seed
@@ -339,10 +341,10 @@ columns = ["kind", "labels", "errors", "compared with", "its labels", "its error
 pd.DataFrame(lines, columns=columns).set_index(columns[:2])
 
 # %% [markdown]
-# *Saved* is how many errors fewer. Its 95% interval counts the chance of the seeds and of the test captions.
+# *Saved* is the difference of the two shares. Its 95% interval counts the chance of the seeds and of the test captions.
 #
 # - **Few labels.** With 100 labels the pretrained encoder makes three tenths of the bag's errors. With all labels it makes half, but that interval begins at 0.0%. Encoders from scratch show no lead: their three intervals hold 0.
-# - **No label.** The three masked models err in 3.8% of the captions on average, clearly less often than counts of words. No difference from a bag of all labels is shown, so what they know needn't be grammar. (That bag's labels come from the same captions.)
+# - **No label.** The three masked models err in 3.8% of the captions on average, clearly less often than counts of words. No difference from a bag of all labels is shown, so what they know needn't be grammar.
 #
 # All pretrained encoders began as one masked model, of seed 1: the chance of its training isn't counted. How much is practice in this very question, the record can't say (exercise 2).
 #
@@ -375,7 +377,7 @@ batch = asked_pairs([pair], "prefix")
 print(batch.ids.tolist()[0], "asks", batch.labels.tolist()[0], "(0 asks nothing)")
 
 # %% [markdown]
-# **Pitfall.** *Asking for the source as well.* Under the causal mask no answer shows. Under the prefix mask the source's next token is visible: about half of the questions are copying, and the mean loss looks too good. **Predict** what chapter 17's `sees_its_answer` says of each.
+# **Pitfall.** *Asking for the source as well.* **Predict.** Under which mask does a question then show its answer? Chapter 17's `sees_its_answer` tells.
 
 # %%
 for sees in ("causal", "prefix"):
@@ -384,6 +386,8 @@ for sees in ("causal", "prefix"):
     print(f"{sees}: {sees_its_answer(Asked(everything.ids, everything.labels, mask))}")
 
 # %% [markdown]
+# Under the prefix mask, where the source's next token is visible. About half of the questions are then copying, and the mean loss looks too good.
+#
 # **Decoding.** The source is read once, then [`StackDecoding`](../scripts/fast/decoding.py) writes the target behind it. In a batch, short sources are padded. The padding must stay hidden, and a target's first token stands behind its *own* source.
 
 
@@ -453,7 +457,7 @@ for sees in ("causal", "prefix"):
     torch.manual_seed(0)
     by_heart = make_stack(len(tokenizer), 2, 32, 64, dropout=0.0)
     one_pass = 80 * [asked_pairs(examples, sees)]  # 80 steps on one batch
-    list(learn(by_heart, [one_pass], TrainConfig(lr=1e-2, warmup=10)))
+    list(learn(by_heart, [one_pass], TrainConfig(lr=1e-2, warmup=10)))  # trains
     for reading in (AfterSource, BehindPadding):
         ids = stack_greedy(by_heart, src, None, 60, sees, reading)
         texts = [tokenizer.decode(row) for row in ids.tolist()]
@@ -488,7 +492,7 @@ is_prefix = by_row.index.str.startswith("prefix")
 assert by_row.loc[is_prefix, "bleu"].max() < by_row.loc[~is_prefix, "bleu"].min()  # the title
 titled(
     rival_dots(runs, RIVALS),
-    "Both prefix rows lie behind all others",
+    "Every prefix run scores below every other run",
     "Each point is a run, the tick a row's mean, the open diamond the mean of the row that it is "
     "compared with.",
 )
@@ -497,15 +501,15 @@ titled(
 differences = []
 for row, rival in RIVALS.items():
     own, other = by_row.loc[row], by_row.loc[rival]
-    of_each = [mean_difference(own[score], other[score]) for score in ("bleu", "loss")]
-    differences.append([row, rival, *of_each])
+    by_score = [mean_difference(own[score], other[score]) for score in ("bleu", "loss")]
+    differences.append([row, rival, *by_score])
 columns = ["row", "compared with", "BLEU, difference", "loss, difference (nats a piece)"]
 pd.DataFrame(differences, columns=columns).set_index("row")
 
 # %% [markdown]
 # Each interval (95%, Welch's) comes from three runs a row.
 #
-# - **Two stacks or one.** The causal stack and the encoder-decoder differ by 0.03 BLEU, but the interval reaches 0.8 on either side. By the loss the encoder-decoder is ahead by 0.05. That interval begins at 0.00: among eight, this may be chance.
+# - **Two stacks or one.** The causal stack and the encoder-decoder differ by 0.03 BLEU, but the interval reaches 0.8 on either side. By the loss the encoder-decoder is ahead by 0.05. That interval begins at 0.00, and among eight intervals this may be chance.
 # - **Causal or prefix.** Where positions go on, the prefix mask costs 3.4 BLEU. This isn't general: in T5, which was pretrained, prefix beat causal (Raffel et al. 2020).
 # - **Positions anew** give the prefix mask 1.7 BLEU back. Under the causal mask no difference shows.
 #
@@ -513,10 +517,10 @@ pd.DataFrame(differences, columns=columns).set_index("row")
 #
 # **Why is the prefix mask worse?** Four more changes each take away one suspect, under both masks ([record](../results/prefix-causes-multi30k.json), by `python -m scripts.studies.prefix_causes --save`; the unchanged stacks' rate, one seed so far):
 #
-# - *own weights for the source*: one set of layers reads the source, another writes. This adds weights, too;
+# - *own weights for the source*: one set of layers reads the source, another writes (so there are more weights, too);
 # - *relative places*: scores depend on the distance of two tokens, too;
 # - *targets from place 128*: a target's place no longer depends on its source's length;
-# - *source asked, too*: two treatments, each next token under the causal mask, 15% hidden ones under the prefix mask.
+# - *source asked, too*: two treatments in one, each next token under the causal mask, but 15% hidden tokens under the prefix mask.
 #
 # If one suspect were the whole cause, its change would close the gap. **Predict.** Which does?
 
@@ -551,7 +555,7 @@ pd.DataFrame(frame).round(2)
 #
 # > **In short.** Mask and labels say what each variant is for. What each costs follows from counting.
 #
-# What one pass multiplies follows from the shapes. A layer's matrices have $4D^2 + 2DF$ weights, and each is used once a token. Attention needs 2D products for each pair of positions, masked ones included. We leave out the generator: VD for each question. A cache holds a key and a value, 2D numbers, for each token and layer that is attended to.
+# The multiplications of one pass follow from the shapes. A layer's matrices have $4D^2 + 2DF$ weights, and each is used once a token. Attention needs 2D products for each pair of positions, masked ones included. We leave out the generator: VD for each question. A cache holds a key and a value, 2D numbers, for each token and layer that is attended to.
 
 
 # %%
@@ -575,29 +579,30 @@ def pair_products(N: int, D: int, d_ff: int, S: int, T: int) -> int:
 
 # %%
 D, d_ff, V, S, T = 64, 128, 2000, 20, 19
-one, two = stack_products(5, D, d_ff, S + T), pair_products(2, D, d_ff, S, T)
+stack_work, pair_work = stack_products(5, D, d_ff, S + T), pair_products(2, D, d_ff, S, T)
 generator = V * D * T
-print(f"one stack: {one / two:.1f} times the multiplications, {5 / 2} times the cache")
-print(f"with the generator: {(one + generator) / (two + generator):.1f} times")
+print(f"one stack: {stack_work / pair_work:.1f} times the multiplications, {5 / 2} times the cache")
+print(f"with the generator: {(stack_work + generator) / (pair_work + generator):.1f} times")
 layered = "encoder: all; decoder: the past; across: all"
 variants = [
     ("encoder alone", "all", "hidden tokens", "judging", stack_products(5, D, d_ff, S), 0),
     ("decoder alone", "the past", "next token", "writing", stack_products(5, D, d_ff, T), 5 * T),
-    ("one stack, pairs", "past (and source)", "target", "rewriting", one, 5 * (S + T)),
-    ("encoder-decoder", layered, "target", "rewriting", two, 2 * (S + T)),
+    ("one stack, pairs", "past (and source)", "target", "rewriting", stack_work, 5 * (S + T)),
+    ("encoder-decoder", layered, "target", "rewriting", pair_work, 2 * (S + T)),
 ]
 columns = ["variant", "sees", "asked", "good for", "multiplications", "cached tokens × layers"]
-pd.DataFrame(variants, columns=columns).set_index("variant")
+table = pd.DataFrame(variants, columns=columns).set_index("variant")
+table.assign(multiplications=table["multiplications"].map("{:,}".format))
 
 # %% [markdown]
-# One stack does about twice the work: every token passes five layers, in the encoder-decoder only the two of its side.
+# One stack does about twice the work: every token passes five layers. In the encoder-decoder it passes only the two of its side.
 #
-# Why, then, are most large language models decoders alone? Any text trains them, with a question at each token. And a shared beginning can be read once (exercise 3).
+# A decoder alone has other advantages: any text trains it, with a question at each token, and a shared beginning can be read once (exercise 3).
 #
 # ## Summary
 #
 # - One layer serves all. The mask says what it sees, the labels say what it is asked.
-# - Hidden words train a model that sees both ways. With a hundred labels, one made three tenths of the errors of a bag of words.
+# - Hidden words train a model that sees both ways. Trained further with a hundred labels, one made three tenths of a bag of words' errors.
 # - In one stack, mind positions behind padding, and questions that show their answer.
 # - One causal stack showed no clear difference from two in BLEU. The prefix mask was worse where positions go on. Equally many weights are not equal work.
 #
