@@ -215,7 +215,7 @@ print("the last two weights:", safetensors.torch.load(bytes(content))["weights"]
 # Loading doesn't complain, and the model is worthless. A process that dies while it writes leaves half a file in place of a good one. Two habits help:
 #
 # - **A checksum.** The file begins with the 32 bytes of a SHA-256 of all that follows: a line of JSON for plain numbers, then the tensors as safetensors packs them.
-# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename, which happens in one moment. So even if our process dies, a file with the right name is whole. With `fsync` that holds for a power cut, too.
+# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename, which happens in one moment. So a file with the right name is whole, even if our process dies; with `fsync` even after a power cut.
 #
 # **Your turn.** Write both functions.
 
@@ -275,7 +275,7 @@ with tempfile.TemporaryDirectory() as folder:
 saved_run()
 
 # %% [markdown]
-# Adam keeps `step`, `exp_avg` and `exp_avg_sq` in `optimizer.state[weight]`. `done` counts the steps of this epoch. `torch.get_rng_state()` is the random generator's state; on a GPU dropout draws from another generator, which our `Trainer` doesn't save, but the engine does.
+# Adam keeps `step`, `exp_avg` and `exp_avg_sq` in `optimizer.state[weight]`. `done` counts the steps of this epoch. `torch.get_rng_state()` is the random generator's state. (On a GPU dropout draws from another generator, which only the engine saves.)
 #
 # First we train a tiny model without interruption, to compare with. It has dropout: without it, a trainer that forgets the generator would pass.
 
@@ -419,7 +419,7 @@ captions[:4]
 #
 # > **In short.** `kill -9` gives no time for anything. What is on the disk has to be enough.
 #
-# Another process trains the tiny model, two epochs of 27 steps. We kill it after step 31. Then a new `Trainer` goes on. The control, `EmptyLoad`, finds the file and loads nothing. Before both we set another seed, since from the old one `EmptyLoad` would repeat the whole run, and end with the same bits. **Predict.** How many weights of each will differ from the straight run's?
+# Another process trains the tiny model, two epochs of 27 steps. We kill it after step 31. Then a new `Trainer` goes on. The control, `EmptyLoad`, finds the file and loads nothing. Before each we set another seed: from the old one `EmptyLoad` would repeat the whole run, and end with the same bits. **Predict.** How many weights of each will differ from the straight run's?
 
 # %%
 CHILD = """
@@ -529,7 +529,7 @@ print(f"without it {all_weights(victim).isfinite().sum()} of {len(before):,} sur
 #
 # > **In short.** Keep the weights that translate new sentences best. But their score was partly lucky.
 #
-# Eighteen models all deserve 40 BLEU. Each measurement has a random error of its own, with a standard deviation of 0.5. **Predict.** What does the best seem to have?
+# Eighteen models all deserve 40 BLEU. Each measurement has its own random error, with a standard deviation of 0.5. **Predict.** What does the best seem to have?
 
 # %%
 torch.manual_seed(0)
@@ -557,7 +557,7 @@ columns = ["training loss", "validation loss", "end loss", "length ratio", "BLEU
 history.loc[[10, 11, 12], columns].round(2)
 
 # %% [markdown]
-# In epoch 11 the outputs are too long. After the words of a reference the model ends as surely as before (`end loss`); after its own words it doesn't. The losses can't show this, as they are computed on references only. One caption, before and after epoch 11:
+# The outputs are too long. After the words of a reference the model ends as surely as before (`end loss`); after its own words it doesn't. The losses can't show this, as they are computed on references only. One translation, before and after epoch 11:
 
 # %%
 fall = epochs_record["fall"]
@@ -571,9 +571,9 @@ for text in ("source", "before", "after"):
 fall_chart(fall, "As outputs grow BLEU falls by 5, and is soon back")
 
 # %% [markdown]
-# In 15 steps BLEU falls by 5.2; after five more it is back. Length explains nearly all: if the outputs of step 240 only grew, by wrong words, BLEU would be 34.9 at step 255. It is 35.1.
+# From step 240 to 255 BLEU falls by 5.2. Five steps later it is back. Length explains nearly all: if the outputs of step 240 only grew, by wrong words, BLEU would be 34.9 at step 255 ([test](../tests/test_ch09_training_run.py)). It is 35.1.
 #
-# The fall begins at five *long steps*: of the last 20 steps, those with the longest sentences. They have 21 to 43 English tokens on average; a usual step has 17. So there are three suspects: *chance*, the *long steps*, and the *steps around them*.
+# The fall begins at five *long steps*: of the last 20, those with the longest sentences. Their sentences have 21 to 43 English tokens on average, a usual step's 17. So there are three suspects: *chance*, the *long steps*, and the *steps around them*.
 #
 # ### Suspect 1: chance
 #
@@ -581,45 +581,45 @@ fall_chart(fall, "As outputs grow BLEU falls by 5, and is soon back")
 #
 # - *Captions*: over draws of captions, the fall's 95% interval is 2.0 to 5.3 BLEU ([chapter 10](ch10_judging.ipynb)).
 # - *Rounding*: the shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall in the same epoch, by 3.2 and 2.5.
-# - *Dropout*: we train epoch 11 from the same state with three draws.
+# - *Dropout*: we train epoch 11 with three draws, each time from the state after epoch 10.
 
 # %%
 controls_chart(fall, ["as it came"], "With each draw of dropout BLEU falls")
 
 # %% [markdown]
-# Chance isn't guilty: BLEU falls each time.
+# Chance isn't guilty: BLEU falls each time. (The next controls begin at the same state.)
 #
 # ### Suspect 2: the long steps
 #
-# If they are guilty, BLEU shouldn't fall when they come at the epoch's start. As a control, we move the five steps before them there instead. **Predict.**
+# If they are guilty, BLEU shouldn't fall when they come at the epoch's start. As a control, we move the five steps before them there instead. **Predict.** Which move prevents the fall?
 
 # %%
 names = ["as it came", "five others first", "long steps first"]
 controls_chart(fall, names, "With the long steps first BLEU doesn't fall")
 
 # %% [markdown]
-# The long steps are guilty: at the start they do no harm, and moving five others doesn't help. Only in this epoch do such steps come near the end.
+# The long steps are guilty: at the start they do no harm, and moving five others doesn't help. Only this epoch has six steps in a row with so long sentences near its end.
 #
 # ### Suspect 3: the steps around them
 #
-# Are late long steps enough? Then BLEU should end low whatever is around them. We swap the nine steps before them with the nine after. Then we shuffle all steps before them, in two ways. **Predict.**
+# Are late long steps enough? Then BLEU should end low whatever is around them. We swap the nine steps before them with the nine after. Then we shuffle all steps before them, in two ways. **Predict.** Which prevents the fall, which only heals it?
 
 # %%
 names = ["as it came", "neighbours swapped", "shuffled before", "shuffled again"]
 controls_chart(fall, names, "Swapped neighbours heal the fall; shuffled steps before prevent it")
 
 # %% [markdown]
-# Late long steps aren't enough. With swapped neighbours BLEU falls by 2.2, and is back at step 255. After both shuffles it stays in its usual range, though outputs grow in five of six draws. (The shuffles also move step 242, which came between the long ones.)
+# Late long steps aren't enough. With swapped neighbours BLEU falls by 2.2, and is back at step 255. After both shuffles it stays in its usual range, though outputs grow in five of six draws. (They also move step 242, from between the long ones.)
 #
 # ### Verdict
 #
-# |suspect|control|low at step 250?|low at step 255?|verdict|
+# |suspect|control|below grey at step 250?|at step 255?|verdict|
 # |---|---|---|---|---|
 # |chance|three draws of dropout|yes|yes|not guilty|
-# |long steps|five others first|yes|yes| |
-# | |long steps first|no|no|guilty|
-# |steps around them|neighbours swapped|two of three draws|no|accomplices: they decide if it lasts|
-# | |two shuffles before|no|no|accomplices: they decide if it begins|
+# |long steps|long steps first|no|no|guilty|
+# | |five others first|yes|yes|moving alone doesn't help|
+# |steps around|neighbours swapped|two of three draws|no|accomplices: without them it heals|
+# | |two shuffles before|no|no|accomplices: without them no fall|
 #
 # All this is from one state of one run. Three [GPU runs](../results/gpu-small-1.json), in 16 bits, never fall by more than 1.3 after epoch 5, though the one with our seed has the long steps in the same place. And epoch 5 fell by 2.1 without such steps.
 #
@@ -653,13 +653,13 @@ with tempfile.TemporaryDirectory() as folder:
     assert average_checkpoints(paths)["weight"].equal(5000 * torch.arange(6).float())
 
 # %% [markdown]
-# **Experiment.** Does the fall of epoch 11 survive in a mean over its last steps? If the weights only jitter from step to step, a mean of 5 doesn't fall. If they drift the same way for ten steps, only a mean over more does. We train the epoch once more, keep the weights of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 are controls. The table has means over three draws of dropout. **Predict.**
+# **Experiment.** Does the fall of epoch 11 survive in a mean over its last steps? If the weights only jitter from step to step, a mean of 5 stays high. If they drift the same way for ten steps, only a mean over more than ten does. We train the epoch once more, keep the weights of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 are controls. (The scores are averages over three draws of dropout.) **Predict.**
 
 # %%
 means_table(epochs_record["means"]).round(1)
 
 # %% [markdown]
-# The weights drift: means of 5 and 10 fall, too. A mean of 20, with some weights from before the fall, hides it. But such a mean is also older, and single older weights do nearly as well: those of step 245, in the middle of its steps, have 39.2 (three draws). In epoch 18 no mean changes anything, as the rate ends at 0.
+# The weights drift: means of 5 and 10 fall, too. A mean of 20, with some weights from before the fall, hides it. But such a mean is also older. Single weights as old do nearly as well: those of step 245, in the middle of its steps, have 39.2 (three draws). In epoch 18 no mean changes anything, as the rate ends at 0.
 #
 # The paper's kind is a mean over epochs. In the shipped run the mean of the last five has 41.2, the best epoch 41.3.
 #
@@ -678,7 +678,7 @@ means_table(epochs_record["means"]).round(1)
 # torchrun --nproc-per-node=4 -m scripts.train --preset small --max_tokens 512
 # ```
 #
-# The engine's [`Training`](../scripts/core/training.py) is our `Trainer` and more: it refuses to resume with other settings, and shares steps among processes. Its [`Step`](../scripts/core/steps.py) has four kinds. `textbook` is our `train_step`, and a run with it ends with `Trainer`'s bits ([test](../tests/test_ch09_training_run.py)). Chapter 12 adds three faster ones.
+# The engine's [`Training`](../scripts/core/training.py) is our `Trainer` and more: it refuses to resume with other settings, and shares steps among processes. With its [step](../scripts/core/steps.py) `textbook`, our `train_step`, a run ends with `Trainer`'s bits ([test](../tests/test_ch09_training_run.py)). Chapter 12 adds three faster steps.
 #
 # **Pitfall.** Each process has a batch of `--max_tokens`. So for the same recipe four processes take a quarter of the 2,048 each.
 #
