@@ -59,7 +59,14 @@ from torch import Tensor, nn
 
 from scripts import ROOT, runs_folder
 from scripts.book.exercises import check, outcome
-from scripts.book.figures.training import controls_chart, fall_chart, history_chart, saved_run
+from scripts.book.figures.training import (
+    controls_chart,
+    epochs_table,
+    fall_chart,
+    history_chart,
+    means_table,
+    saved_run,
+)
 from scripts.book.records import load_record
 from scripts.ch06_training import Batch, EpochReport, LabelSmoothing, batch_loss, train_step
 from scripts.ch07_multi30k import token_batches
@@ -75,26 +82,23 @@ from scripts.core.settings import PRESETS, TrainConfig, build_model, learning_ra
 #
 # > **In short.** The model goes 18 times through 29,000 captions, and noise becomes a translator.
 #
-# We trained chapter 0's translator, *the shipped model*, again on one thread of a CPU, and kept each epoch's weights. The code is newer, so the bits differ. The settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU scores translations from 0 to 100, by how many of their sequences of one to four words the references also have, and by their length ([chapter 10](ch10_judging.ipynb)). **Predict.** The run's steps took 28 minutes. After how many minutes did it have half of its final BLEU?
+# We trained chapter 0's translator, *the shipped model*, again on one thread of a CPU, and kept each epoch's weights. The settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU scores translations from 0 to 100, by how many of their sequences of one to four words the references also have, and by their length ([chapter 10](ch10_judging.ipynb)). **Predict.** The run's steps took 28 minutes. After how many minutes did it have half of its final BLEU?
 
 # %%
 record, epochs_record = load_record("multi30k-de-en"), load_record("epochs-multi30k")
-history = pd.DataFrame(epochs_record["epochs"]).set_index("epoch")
-history["shipped_bleu"] = [row["val_bleu"] for row in record["history"]]
-pd.set_option("display.max_colwidth", None)  # whole sentences
-history["minutes"] = (history.seconds.cumsum() / 60).round().astype(int)
-roof, igloo = epochs_record["captions"][4], epochs_record["captions"][6]
-history["roof"], history["igloo"] = [*roof["after"].values()], [*igloo["after"].values()]
-print(roof["source"], roof["reference"], igloo["source"], igloo["reference"], sep="\n")
-history.loc[[1, 2, 4, 8, 18], ["minutes", "val_bleu", "roof", "igloo"]].round(1)
+history = epochs_table(epochs_record, shipped=record)
+roof = epochs_record["captions"][4]
+history["translation"] = roof["after"].values()
+print(roof["source"], roof["reference"], sep="\n")
+history.loc[[1, 2, 4, 8, 18], ["minutes", "BLEU", "translation"]].round(1)
 
 # %%
-assert history.val_bleu[2] > history.val_bleu[18] / 2 and history.val_bleu.diff().idxmin() == 11
-assert (history.loc[11] < history.loc[10])[["train_loss", "val_loss"]].all()
+assert history.BLEU[2] > history.BLEU[18] / 2 and history.BLEU.diff().idxmin() == 11
+assert (history.loc[11] < history.loc[10])[["training loss", "validation loss"]].all()
 history_chart(history, "Half the BLEU comes in two epochs; in epoch 11 it falls", case=11)
 
 # %% [markdown]
-# The run had half after three minutes. *Iglu* is in two training captions only: this run never learned to spell it. (The training loss is higher at first: it is the mean over a whole epoch, with dropout on.)
+# The run had half after three minutes. (The training loss is higher at first: it is the mean over a whole epoch, with dropout on.)
 #
 # ## The run
 #
@@ -211,7 +215,7 @@ print("the last two weights:", safetensors.torch.load(bytes(content))["weights"]
 # Loading doesn't complain, and the model is worthless. A process that dies while it writes leaves half a file in place of a good one. Two habits help:
 #
 # - **A checksum.** The file begins with the 32 bytes of a SHA-256 of all that follows: a line of JSON for plain numbers, then the tensors as safetensors packs them.
-# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename, which happens in one moment. So even if our process dies, a file with the right name is whole. With `fsync` that holds for a power cut, too.
+# - **A second name.** We write under another name, ask the system to bring it to the disk (`os.fsync`), then rename, which happens in one moment. So a file with the right name is whole, even if our process dies; with `fsync` even after a power cut.
 #
 # **Your turn.** Write both functions.
 
@@ -271,7 +275,7 @@ with tempfile.TemporaryDirectory() as folder:
 saved_run()
 
 # %% [markdown]
-# Adam keeps `step`, `exp_avg` and `exp_avg_sq` in `optimizer.state[weight]`. `done` counts the steps of this epoch. `torch.get_rng_state()` is the random generator's state; on a GPU dropout draws from another generator, which our `Trainer` doesn't save, but the engine does.
+# Adam keeps `step`, `exp_avg` and `exp_avg_sq` in `optimizer.state[weight]`. `done` counts the steps of this epoch. `torch.get_rng_state()` is the random generator's state. (On a GPU dropout draws from another generator, which only the engine saves.)
 #
 # First we train a tiny model without interruption, to compare with. It has dropout: without it, a trainer that forgets the generator would pass.
 
@@ -401,6 +405,7 @@ trainer.fit()
 pd.DataFrame(trainer.history).set_index("epoch").round(2)
 
 # %%
+pd.set_option("display.max_colwidth", None)  # whole sentences
 best = load_model(folder, trainer.device)
 captions = pd.DataFrame(data.corpus["val"], columns=["source", "reference"])
 captions["translation"] = plain_translate(best, captions.source)
@@ -414,7 +419,7 @@ captions[:4]
 #
 # > **In short.** `kill -9` gives no time for anything. What is on the disk has to be enough.
 #
-# Another process trains the tiny model, two epochs of 27 steps. We kill it after step 31. Then a new `Trainer` goes on. The control, `EmptyLoad`, finds the file and loads nothing. Before both we set another seed, since from the old one `EmptyLoad` would repeat the whole run, and end with the same bits. **Predict.** How many weights of each will differ from the straight run's?
+# Another process trains the tiny model, two epochs of 27 steps. We kill it after step 31. Then a new `Trainer` goes on. The control, `EmptyLoad`, finds the file and loads nothing. Before each we set another seed: from the old one `EmptyLoad` would repeat the whole run, and end with the same bits. **Predict.** How many weights of each will differ from the straight run's?
 
 # %%
 CHILD = """
@@ -497,7 +502,7 @@ assert table.val_bleu["steps"] < table.val_bleu["nothing"] - 5
 table
 
 # %% [markdown]
-# The count of steps costs most here: the last epoch ends while the rate is near its peak, not 0. Without Adam's averages BLEU is 1.2 lower, with other batches 0.7 to 1.4: on 60 captions that may be chance.
+# The count of steps costs most here: the last epoch ends while the rate is near its peak, not 0. Without Adam's averages, or with other batches, BLEU is at most 1.4 lower: on 60 captions that may be chance.
 #
 # ## When a number isn't one
 #
@@ -518,13 +523,13 @@ victim.optimizer.step()
 print(f"without it {all_weights(victim).isfinite().sum()} of {len(before):,} survive")
 
 # %% [markdown]
-# Two saves later both states that we keep would hold NaN. And a run that goes on from an earlier state meets the same batch and the same NaN: look at that batch, or lower the rate.
+# Two saves later both kept states would hold NaN. And a run that goes on from an earlier state meets the same batch again: look at that batch, or lower the rate.
 #
 # ## Which epoch to keep
 #
 # > **In short.** Keep the weights that translate new sentences best. But their score was partly lucky.
 #
-# Eighteen models all deserve 40 BLEU. Each measurement has a random error of its own, with a standard deviation of 0.5. **Predict.** What does the best seem to have?
+# Eighteen models all deserve 40 BLEU. Each measurement has its own random error, with a standard deviation of 0.5. **Predict.** What does the best seem to have?
 
 # %%
 torch.manual_seed(0)
@@ -543,85 +548,86 @@ print(f"{split}, {len(sources):,} captions: BLEU {score:.1f}")
 # %% [markdown]
 # ## Case · Epoch 11
 #
-# > **In short.** In epoch 11 BLEU falls by 3.7 while both losses fall. The loss can't show why: it is computed on references only.
+# > **In short.** In epoch 11 BLEU falls by 3.7 while both losses fall: the outputs are too long. Late steps with long sentences begin the fall, but not alone.
 #
-# **Symptom.** The run above, once more. `end_loss` is the validation loss, unsmoothed, at the end mark of each reference. `length_ratio` is the length of all outputs, divided by that of all references. `loops` counts the outputs, of 1,014, that say the same four times in a row.
+# **Symptom.** `length ratio` is the length of all outputs, divided by that of all references. `end loss` is the loss at the end mark of each reference, without smoothing.
 
 # %%
-columns = ["train_loss", "val_loss", "end_loss", "length_ratio", "loops", "val_bleu"]
-history.loc[[4, 5, 10, 11, 12], columns].round(2)
+columns = ["training loss", "validation loss", "end loss", "length ratio", "BLEU"]
+history.loc[[10, 11, 12], columns].round(2)
 
 # %% [markdown]
-# **What falls?** We translate with greedy search and with a beam of 5, and then cut each loop behind its first copy. The table has the change of BLEU from epoch 10 to 11. **Predict.** Which falls least?
+# The outputs are too long. After the words of a reference the model ends as surely as before (`end loss`); after its own words it doesn't. The losses can't show this, as they are computed on references only. One translation, before and after epoch 11:
 
 # %%
 fall = epochs_record["fall"]
-beam = pd.DataFrame(fall["by a beam of 5"]).T.rename(index=int)
-searches = pd.concat({"greedy": history.loc[[10, 11]], "a beam of 5": beam})
-changes = searches[["bleu", "bleu_cut"]].astype(float).groupby(level=0, sort=False).diff().dropna()
-changes.droplevel(1).set_axis(["outputs as they are", "loops cut"], axis=1).round(1)
-
-# %% [markdown]
-# With a beam *and* loops cut BLEU doesn't fall. So BLEU falls because some outputs don't stop; exact loops make up 2.2 of the greedy 3.7. After the words of a reference the model ends as surely as before (`end_loss`); after its own words it doesn't. What taught the model that? **Suspects**:
-#
-# - *Luck with these captions*: hardly. The fall's 95% interval is 2.0 to 5.3 BLEU ([chapter 10](ch10_judging.ipynb)).
-# - *Rounding in 32 bits*: no. The shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall in the same epoch, by 3.2 and 2.5.
-# - *The recipe alone*: hardly. Three [GPU runs](../results/gpu-small-1.json), in 16 bits, never fall by more than 1.3 after epoch 5.
-#
-# Four are left: unlucky *dropout*, special *steps*, their *order*, and the *state* after epoch 10.
-#
-# **Instrument.** We train epoch 11 again, and translate after every fifth step: a *look*.
-
-# %%
 for text in ("source", "before", "after"):
     print(f"{text}: {fall['examples'][3][text][:200]}")
-steady = [row["bleu"] for row in fall["step by step"] if not 240 < row["step"] <= 255]
-fall_chart(fall, steady, "As outputs grow BLEU falls by 5, and is soon back", start=240, end=255)
 
 # %% [markdown]
-# Grey is the range of BLEU before step 241 and after step 255. Between, BLEU falls far below it, by 5.2 from step 240 on. Five steps later it is back. Length explains nearly all: if the outputs of step 240 only grew, by wrong words, BLEU would be 34.9 at step 255. It is 35.1.
-#
-# Of the last 20 steps, 241 and 243 to 246 have the longest sentences: 21 to 43 English tokens on average, where a step's mean is 17. We call them the *long steps*. Six steps in a row with a mean above 27 come only in two other epochs' first halves.
-#
-# **Control.** We train epoch 11 again from the same state, each time with one change in the order. A panel has three draws of dropout:
-#
-# - *nothing*: the epoch as it came;
-# - *five others first*: the five steps before the long ones move to the start;
-# - *long steps first*: the long steps move there;
-# - *other neighbours*: the nine steps after the long ones change places with the nine before them;
-# - *shuffled before*, *shuffled again*: the steps before the long ones come in another order.
-#
-# **Predict.** Which change prevents the fall, and which only heals it?
+# **When?** We train epoch 11 again, go on into epoch 12, and translate after every fifth step.
 
 # %%
-orders = {
-    "nothing": ("… A B L C", "as they came"),
-    "five others first": ("B … A L C", "five others first"),
-    "long steps first": ("L … A B C", "long steps first"),
-    "other neighbours": ("… C L A B", "others after the long steps"),
-    "shuffled before": ("mixed L C", "order 1, long steps late, own end"),
-    "shuffled again": ("mixed L C", "order 2, long steps late, own end"),
-}
-controls_chart(fall, orders, steady, "BLEU ends low only in the first two orders")
+fall_chart(fall, "As outputs grow BLEU falls by 5, and is soon back")
 
 # %% [markdown]
-# **Culprit.** Late long steps, after this path, begin the fall. The steps beside them decide whether it lasts:
+# From step 240 to 255 BLEU falls by 5.2. Five steps later it is back. Length explains nearly all: if the outputs of step 240 only grew, by wrong words, BLEU would be 34.9 at step 255 ([test](../tests/test_ch09_training_run.py)). It is 35.1.
 #
-# |suspect|tested by|falls by step 250?|ends low?|
-# |---|---|---|---|
-# |this dropout|three draws|yes, each|yes|
-# |any five steps moved|*five others first*|yes|yes|
-# |long steps late|*long steps first*|no|no|
-# |steps beside them|*other neighbours*|yes, by 2.2|no|
-# |path to step 240|both shuffles|no|no, but outputs grow in five of six draws|
+# The fall begins at five *long steps*: of the last 20, those with the longest sentences. Their sentences have 21 to 43 English tokens on average, a usual step's 17. So there are three suspects: *chance*, the *long steps*, and the *steps around them*.
 #
-# Each row has one state and one order (the last row two). (The shuffles also move step 242 and the neighbours before.) The GPU run with our seed has long steps in the same place, another state and 16 bits, and no fall. Epoch 5 fell with shorter steps.
+# ### Suspect 1: chance
 #
-# **Moral.** One epoch's BLEU is a snapshot: had this epoch ended five steps later, nobody would have seen a fall. So don't stop a run for one bad epoch. Look at the outputs' length, and wait: between epochs 15 and 18 BLEU moves by less than 0.5.
+# Is the fall bad luck? Then with other captions, other rounding or other dropout BLEU shouldn't fall.
+#
+# - *Captions*: over draws of captions, the fall's 95% interval is 2.0 to 5.3 BLEU ([chapter 10](ch10_judging.ipynb)).
+# - *Rounding*: the shipped run and [an earlier repetition](../results/archive/epochs-multi30k-earlier.json) have the same batches and other rounding. They fall in the same epoch, by 3.2 and 2.5.
+# - *Dropout*: we train epoch 11 with three draws, each time from the state after epoch 10.
+
+# %%
+controls_chart(fall, ["as it came"], "With each draw of dropout BLEU falls")
+
+# %% [markdown]
+# Chance isn't guilty: BLEU falls each time. (The next controls begin at the same state.)
+#
+# ### Suspect 2: the long steps
+#
+# If they are guilty, BLEU shouldn't fall when they come at the epoch's start. As a control, we move the five steps before them there instead. **Predict.** Which move prevents the fall?
+
+# %%
+names = ["as it came", "five others first", "long steps first"]
+controls_chart(fall, names, "With the long steps first BLEU doesn't fall")
+
+# %% [markdown]
+# The long steps are guilty: at the start they do no harm, and moving five others doesn't help. Only this epoch has six steps in a row with so long sentences near its end.
+#
+# ### Suspect 3: the steps around them
+#
+# Are late long steps enough? Then BLEU should end low whatever is around them. We swap the nine steps before them with the nine after. Then we shuffle all steps before them, in two ways. **Predict.** Which prevents the fall, which only heals it?
+
+# %%
+names = ["as it came", "neighbours swapped", "shuffled before", "shuffled again"]
+controls_chart(fall, names, "Swapped neighbours heal the fall; shuffled steps before prevent it")
+
+# %% [markdown]
+# Late long steps aren't enough. With swapped neighbours BLEU falls by 2.2, and is back at step 255. After both shuffles it stays in its usual range, though outputs grow in five of six draws. (They also move step 242, from between the long ones.)
+#
+# ### Verdict
+#
+# |suspect|control|below grey at step 250?|at step 255?|verdict|
+# |---|---|---|---|---|
+# |chance|three draws of dropout|yes|yes|not guilty|
+# |long steps|long steps first|no|no|guilty|
+# | |five others first|yes|yes|moving alone doesn't help|
+# |steps around|neighbours swapped|two of three draws|no|accomplices: without them it heals|
+# | |two shuffles before|no|no|accomplices: without them no fall|
+#
+# All this is from one state of one run. Three [GPU runs](../results/gpu-small-1.json), in 16 bits, never fall by more than 1.3 after epoch 5, though the one with our seed has the long steps in the same place. And epoch 5 fell by 2.1 without such steps.
+#
+# **For your own runs.** One epoch's BLEU is a snapshot: five steps later nobody would have seen a fall. So don't stop a run for one bad epoch. Look at the outputs' length, and wait: from epoch 15 to 18 BLEU moves by less than 0.5.
 #
 # ## Averaging checkpoints
 #
-# > **In short.** In the middle of a run BLEU swings. A mean over more steps than a swing lasts hides it. In epoch 11 older weights do nearly as well.
+# > **In short.** A mean over more steps than a fall lasts hides the fall. In epoch 11 older weights do nearly as well.
 #
 # The paper averages its base model's last 5 checkpoints, saved every ten minutes (§6.1): $\bar\theta = \frac1K \sum_k \theta_k$. **Your turn.**
 
@@ -647,21 +653,21 @@ with tempfile.TemporaryDirectory() as folder:
     assert average_checkpoints(paths)["weight"].equal(5000 * torch.arange(6).float())
 
 # %% [markdown]
-# **Experiment.** Does the fall of epoch 11 survive in a mean over steps, a closer look than the paper's? We train it once more, keep the weights of its last 40 steps, and translate with means of them. We do the same with epochs 10, 12 and 18, as controls. (The table has means of three draws.) If the weights jitter from step to step, a mean of 5 no longer falls. If they drift the same way for ten steps, only means over more steps keep BLEU. **Predict.**
+# **Experiment.** Does the fall of epoch 11 survive in a mean over its last steps? If the weights only jitter from step to step, a mean of 5 stays high. If they drift the same way for ten steps, only a mean over more than ten does. We train the epoch once more, keep the weights of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 are controls. (The scores are averages over three draws of dropout.) **Predict.**
 
 # %%
-columns = ["bleu", "mean of 5", "mean of 10", "mean of 20", "mean of 40"]
-means = {n: pd.DataFrame(runs)[columns].mean() for n, runs in epochs_record["means"].items()}
-pd.DataFrame(means).T.round(1).rename_axis("epoch").rename(columns={"bleu": "last weights"})
+means_table(epochs_record["means"]).round(1)
 
 # %% [markdown]
-# The weights drift: means of 5 and 10 fall, too. A mean of 20, with some from before the fall, hides it; so does one of 40. But such a mean is also older. In the middle of their steps the single weights come close: at step 245 they have 39.2 (three draws), at step 235 even 40.8 (one draw). In epoch 10 a mean of 10 gains 1.0; in epoch 18 no mean changes anything, as the rate ends at 0. The paper's kind, the mean of the last five epochs, has 41.2 in the shipped run, its best epoch 41.3.
+# The weights drift: means of 5 and 10 fall, too. A mean of 20, with some weights from before the fall, hides it. But such a mean is also older. Single weights as old do nearly as well: those of step 245, in the middle of its steps, have 39.2 (three draws). In epoch 18 no mean changes anything, as the rate ends at 0.
+#
+# The paper's kind is a mean over epochs. In the shipped run the mean of the last five has 41.2, the best epoch 41.3.
 #
 # ## Several processes
 #
 # > **In short.** Each GPU takes a batch of its own. Average the gradients over tokens, not over processes.
 #
-# Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is $g = \sum_r \nabla L_r \,/ \sum_r n_r$. `DistributedDataParallel` replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. A process that divides by its own $n_r$ makes a mean of means. With parts of 18, 32 and 77 tokens it missed the gradient by 48% in chapter 6.
+# Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is $g = \sum_r \nabla L_r \,/ \sum_r n_r$. `DistributedDataParallel` replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. A process that divides by its own $n_r$ makes a mean of means: chapter 6's example missed the gradient by 48%.
 #
 # ## The engine does the same, faster
 #
@@ -672,7 +678,7 @@ pd.DataFrame(means).T.round(1).rename_axis("epoch").rename(columns={"bleu": "las
 # torchrun --nproc-per-node=4 -m scripts.train --preset small --max_tokens 512
 # ```
 #
-# The engine's [`Training`](../scripts/core/training.py) is our `Trainer` and more: it refuses to resume with other settings, and shares steps among processes. Its [`Step`](../scripts/core/steps.py) has four kinds. `textbook` is our `train_step`, and a run with it ends with `Trainer`'s bits ([test](../tests/test_ch09_training_run.py)). Chapter 12 adds three faster ones.
+# The engine's [`Training`](../scripts/core/training.py) is our `Trainer` and more: it refuses to resume with other settings, and shares steps among processes. With its [step](../scripts/core/steps.py) `textbook`, our `train_step`, a run ends with `Trainer`'s bits ([test](../tests/test_ch09_training_run.py)). Chapter 12 adds three faster steps.
 #
 # **Pitfall.** Each process has a batch of `--max_tokens`. So for the same recipe four processes take a quarter of the 2,048 each.
 #

@@ -13,8 +13,6 @@ from scripts.book.look import GREY, LOG, PALETTE, bar_axis
 
 alt, pd = Late("altair"), Late("pandas")
 
-WIDTH = 92  # of a panel of `controls_chart`
-
 
 def learning_curves(
     curves: Mapping[str, Sequence[float]],
@@ -41,17 +39,34 @@ def learning_curves(
     return alt.layer(drawn, dashes, names) if marks else drawn
 
 
+def epochs_table(record: Mapping[str, Any], shipped: Mapping[str, Any]) -> pd.DataFrame:
+    """A recorded run by epoch: minutes so far, losses, lengths, its BLEU and the shipped run's."""
+    names = {"train_loss": "training loss", "val_loss": "validation loss", "end_loss": "end loss"}
+    names |= {"length_ratio": "length ratio", "val_bleu": "BLEU"}
+    table = pd.DataFrame(record["epochs"]).set_index("epoch").rename(columns=names)
+    table["minutes"] = (table["seconds"].cumsum() / 60).round().astype(int)
+    table["shipped run's BLEU"] = [row["val_bleu"] for row in shipped["history"]]
+    return table[["minutes", *names.values(), "shipped run's BLEU"]]
+
+
+def means_table(means: Mapping[str, Any]) -> pd.DataFrame:
+    """BLEU of an epoch's last weights, and of means over its last steps: the draws' means."""
+    sizes = ["mean of 5", "mean of 10", "mean of 20", "mean of 40"]
+    rows = {epoch: pd.DataFrame(runs)[["bleu", *sizes]].mean() for epoch, runs in means.items()}
+    return pd.DataFrame(rows).T.rename_axis("epoch").rename(columns={"bleu": "last weights"})
+
+
 def history_chart(history: pd.DataFrame, title: str, case: int) -> alt.HConcatChart:
-    """Validation BLEU of two runs, and the first one's losses; `history` has them by epoch.
+    """Validation BLEU of two runs, and the first one's losses; `history` is `epochs_table`'s.
 
     The dashed line is at half of the last BLEU; a ring marks the epoch `case`. Raises ValueError if
-    that isn't where both `val_bleu` and `shipped_bleu` fall most.
+    that isn't where both runs' BLEU falls most.
     """
-    runs = {"val_bleu": "this run", "shipped_bleu": "the shipped run"}
+    runs = {"BLEU": "this run", "shipped run's BLEU": "the shipped run"}
     if set(history[[*runs]].diff().idxmin()) != {case}:
         raise ValueError(f"one of the runs has a deeper fall than epoch {case}'s")
     history = history.reset_index()
-    names = {"train_loss": "training", "val_loss": "validation"}
+    names = {"training loss": "training", "validation loss": "validation"}
     both = history.rename(columns=names).melt("epoch", [*names.values()], "split", "loss")
     size = {"points": True, "width": 225, "height": 220}
     scores = history.rename(columns=runs).melt("epoch", [*runs.values()], "run", "BLEU")
@@ -65,10 +80,10 @@ def history_chart(history: pd.DataFrame, title: str, case: int) -> alt.HConcatCh
     last = int(history["epoch"].max())
     x = alt.X("epoch:Q", title="epoch").scale(domain=[1, last], nice=False)
     x = x.axis(values=[1, *range(last % 3 + 3, last + 1, 3)], format="d", labelFlush=False)
-    half = alt.Chart(rounded(pd.DataFrame({"half": [history["val_bleu"].iloc[-1] / 2]})))
+    half = alt.Chart(rounded(pd.DataFrame({"half": [history["BLEU"].iloc[-1] / 2]})))
     half = half.mark_rule(strokeDash=[4, 4], color=GREY).encode(y="half:Q")
-    ring = alt.Chart(rounded(history.loc[history["epoch"] == case, ["epoch", "val_bleu"]]))
-    ring = ring.mark_point(size=260, color=GREY, strokeWidth=2).encode(x, y="val_bleu:Q")
+    ring = alt.Chart(rounded(history.loc[history["epoch"] == case, ["epoch", "BLEU"]]))
+    ring = ring.mark_point(size=260, color=GREY, strokeWidth=2).encode(x, y="BLEU:Q")
     bleu = half + bleu.encode(x, hues) + ring
     panels = (bleu | loss.encode(x)).resolve_scale(color="independent")
     caption = "Dashed: half of this run's last BLEU. The shipped run has the same seed."
@@ -97,30 +112,31 @@ def saved_run() -> alt.TopLevelMixin:
     )
 
 
-def fall_chart(
-    fall: Mapping[str, Any], steady: Sequence[float], title: str, *, start: int, end: int
-) -> alt.VConcatChart:
-    """How long translations are, and their BLEU, around the epoch's `end`; `fall` is the record's.
+START, END = 240, 255  # the steps between which BLEU falls; the second ends the epoch
 
-    A second curve is the BLEU of the texts cut after one copy of what they repeat. A line marks
-    each of the long steps, and outputs as long as references; a grey band spans `steady` scores,
-    of the looks that aren't after `start` and up to `end`.
+
+def usual_scores(fall: Mapping[str, Any]) -> list[float]:
+    """BLEU of all looks before and after the fall; `fall` is the record's."""
+    return [row["bleu"] for row in fall["step by step"] if not START < row["step"] <= END]
+
+
+def fall_chart(fall: Mapping[str, Any], title: str) -> alt.VConcatChart:
+    """How long translations are, and their BLEU, around an epoch's end; `fall` is the record's.
+
+    A line marks each of the long steps, and outputs as long as references; a grey band spans the
+    `usual_scores`.
     """
     long_steps = [*map(int, fall["long_steps"])]
-    names = {"bleu": "as they are", "bleu_cut": "loops cut"}
     frame, size = pd.DataFrame(fall["step by step"]), {"points": True, "width": 480, "height": 130}
-    both = frame.rename(columns=names).melt("step", [*names.values()], "outputs", "BLEU")
-    hues = alt.Color("outputs:N", sort=[*names.values()]).scale(range=[PALETTE[0], PALETTE[2]])
-    hues = hues.legend(title=None, orient="bottom-left", symbolType="stroke", fillColor="white")
     ratio = lines(frame, "step", "length_ratio", y_title="length ratio", **size)
-    bleu = lines(both, "step", "BLEU", "outputs", y_title="validation BLEU", **size).encode(hues)
-    mark = alt.Chart(pd.DataFrame({"step": [end]})).mark_rule(strokeDash=[4, 4], color=GREY)
+    bleu = lines(frame, "step", "bleu", y_title="validation BLEU", **size)
+    mark = alt.Chart(pd.DataFrame({"step": [END]})).mark_rule(strokeDash=[4, 4], color=GREY)
     long_lines = alt.Chart(pd.DataFrame({"step": long_steps}))
     long_lines = long_lines.mark_rule(color=PALETTE[3], strokeWidth=2)
     scale = alt.Scale(domain=[int(frame["step"].min()), int(frame["step"].max())], nice=False)
     x = alt.X("step:Q", title=None, scale=scale)
     labels = {"right": (min(long_steps) - 1, "five steps of\nlong sentences →")}
-    labels["left"] = (end + 1, "← the epoch's end")
+    labels["left"] = (END + 1, "← the epoch's end")
     equal = alt.Chart(pd.DataFrame({"ratio": [1]})).mark_rule(color=GREY).encode(y="ratio:Q")
     above = alt.layer(long_lines.encode(x), mark.encode(x), equal, ratio.encode(x))
     for align, (step, text) in labels.items():
@@ -128,78 +144,82 @@ def fall_chart(
         label = label.mark_text(align=align, lineBreak="\n", baseline="top")
         above += label.encode(x, y=alt.value(5), text="text:N")
     x = x.title("step since epoch 11 began")
-    below = band(steady, "y") + long_lines.encode(x) + mark.encode(x) + bleu.encode(x)
-    panels = alt.vconcat(above, below).resolve_scale(color="independent")  # its panel's legend
-    caption = "The axes don't begin at 0. Grey: the range of BLEU outside steps "
-    caption += f"{start + 1} to {end}."
-    caption += " Cutting helps only where the length ratio is above 1 (line)."
-    return titled(panels, title, caption, wrap=78)
+    below = band(usual_scores(fall)) + long_lines.encode(x) + mark.encode(x) + bleu.encode(x)
+    caption = "The axes don't begin at 0. Above 1 (line) outputs are longer than references. "
+    caption += f"Grey: the range of BLEU outside steps {START + 1} to {END}."
+    return titled(alt.vconcat(above, below), title, caption, wrap=78)
 
 
-def band(scores: Sequence[float], axis: str) -> alt.Chart:
+def band(scores: Sequence[float]) -> alt.Chart:
     """A grey band over the range of the scores, across the whole panel."""
     ends = pd.DataFrame({"low": [min(scores)], "high": [max(scores)]})
     ends = alt.Chart(ends).mark_rect(color=GREY, opacity=0.25)
-    return ends.encode(**{axis: "low:Q", f"{axis}2": "high:Q"})
+    return ends.encode(y="low:Q", y2="high:Q")
 
 
-# The blocks of an epoch's steps: a name, its width in pixels, its colour.
-BLOCKS = {"…": (22, "#EEEEEE"), "A": (12, "#CFE3F2"), "B": (13, "#CFE3F2")}
-BLOCKS |= {"L": (19, PALETTE[3]), "C": (25, "#F7D9C4"), "mixed": (47, "#EEEEEE")}
+# The blocks of an epoch's steps: the width in pixels, and the colour.
+BLOCKS = {"…": (18, "#EEEEEE"), "five": (28, "#CFE3F2"), "before": (44, "#CFE3F2")}
+BLOCKS |= {"long": (34, PALETTE[3]), "after": (36, "#F7D9C4"), "shuffled": (62, "#EEEEEE")}
+# The orders in which epoch 11 was repeated: the control's name in the record, and the blocks.
+ORDERS = {
+    "as it came": ("as they came", "… before long after"),
+    "five others first": ("five others first", "five … before long after"),
+    "long steps first": ("long steps first", "long … before after"),
+    "neighbours swapped": ("others after the long steps", "… after long before"),
+    "shuffled before": ("order 1, long steps late, own end", "shuffled long after"),
+    "shuffled again": ("order 2, long steps late, own end", "shuffled long after"),
+}
 
 
-def order_strip(order: str) -> alt.LayerChart:
-    """The blocks of an epoch's steps, as in "… L C"; not to scale."""
-    blocks, x = [], 0
-    for name in order.split():
+def order_strip(blocks: str) -> alt.LayerChart:
+    """The blocks of an epoch's steps, as in "… long after"; not to scale."""
+    rows, x = [], 0
+    for name in blocks.split():
         width, color = BLOCKS[name]
-        blocks.append({"block": name, "x": x, "x2": x + width, "color": color})
+        rows.append({"block": name, "x": x, "x2": x + width, "color": color})
         x += width
     scale = alt.Scale(domain=[0, x], nice=False)
-    base = alt.Chart(pd.DataFrame(blocks)).encode(alt.X("x:Q", axis=None, scale=scale))
+    base = alt.Chart(pd.DataFrame(rows)).encode(alt.X("x:Q", axis=None, scale=scale))
     rects = base.mark_rect(stroke="white").encode(x2="x2", color=alt.Color("color:N", scale=None))
     names = base.transform_calculate(middle="(datum.x + datum.x2) / 2").mark_text()
     names = names.encode(alt.X("middle:Q", axis=None), text="block:N")
     return (rects + names).properties(height=18)
 
 
-def controls_chart(
-    fall: Mapping[str, Any],
-    orders: Mapping[str, tuple[str, str]],
-    steady: Sequence[float],
-    title: str,
-) -> alt.HConcatChart:
-    """BLEU in the last ten steps of repeated epochs: a panel for each change, a curve for each run.
+def controls_chart(fall: Mapping[str, Any], orders: Sequence[str], title: str) -> alt.HConcatChart:
+    """BLEU in the last ten steps of repeated epochs: a panel for each of the `orders` (ORDERS).
 
-    `fall` is the record's. `orders` has each change's order of BLOCKS, and its control's name in
-    the record. A grey band spans the `steady` scores.
+    A curve is a run. `fall` is the record's; a grey band spans the `usual_scores`.
     """
+    controls = fall["controls"]
     looks = {
-        change: [
+        name: [
             {"run": number, "step": look["step"], "bleu": look["bleu"]}
-            for number, run in enumerate(fall["controls"][control])
+            for number, run in enumerate(controls[control])
             for look in (*run["earlier"], run)
         ]
-        for change, (_, control) in orders.items()
+        for name, (control, _) in ORDERS.items()
     }
-    scores = [*steady, *(look["bleu"] for rows in looks.values() for look in rows)]
+    usual = usual_scores(fall)
+    scores = [*usual, *(look["bleu"] for rows in looks.values() for look in rows)]
     scale = alt.Scale(domain=[min(scores) - 0.5, max(scores) + 0.5], nice=False, zero=False)
-    panels, grey = [], band(steady, "y").encode(alt.Y("low:Q", scale=scale))
-    for change, rows in looks.items():
+    panels, grey = [], band(usual).encode(alt.Y("low:Q", scale=scale))
+    width = max(150, 300 // len(orders))
+    for name in orders:
         x = alt.X("step:O", title="step").axis(labelAngle=0, grid=False)
         y = alt.Y("bleu:Q", title=None if panels else "validation BLEU", scale=scale)
-        curves = alt.Chart(rounded(pd.DataFrame(rows)))
+        curves = alt.Chart(rounded(pd.DataFrame(looks[name])))
         curves = curves.mark_line(point={"color": PALETTE[0]}, color=PALETTE[0])
-        panel = (grey + curves.encode(x, y, detail="run:N")).properties(width=WIDTH, height=170)
-        strip = order_strip(orders[change][0]).properties(width=WIDTH)
+        panel = (grey + curves.encode(x, y, detail="run:N")).properties(width=width, height=170)
+        strip = order_strip(ORDERS[name][1]).properties(width=width)
         panel = alt.vconcat(strip, panel, spacing=6)
-        panels.append(panel.properties(title=alt.TitleParams(change, fontSize=12)))
-    caption = (
-        "Strips: the epoch's order, not to scale. L: the five long steps; A, B: four and five "
+        panels.append(panel.properties(title=alt.TitleParams(name, fontSize=12)))
+    caption = "A curve is one draw of dropout. The strip is the order of the whole epoch, not to "
+    caption += (
+        "scale: the five long steps, and the nine before and after. Grey: as above. The axis "
     )
-    caption += "before them; C: the nine after; …: all others. A curve is one draw of dropout, and "
-    caption += "ends with the epoch. Grey: as above. The axis doesn't begin at 0."
-    return titled(alt.hconcat(*panels), title, caption, wrap=104)
+    caption += "doesn't begin at 0."
+    return titled(alt.hconcat(*panels), title, caption, wrap=66 if len(orders) < 3 else 92)
 
 
 RECIPES_OF_SIZES = ("by size", "one for all", "longer")
