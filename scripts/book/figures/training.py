@@ -40,9 +40,9 @@ def learning_curves(
 
 
 def epochs_table(record: Mapping[str, Any], shipped: Mapping[str, Any]) -> pd.DataFrame:
-    """A recorded run by epoch: minutes so far, losses, lengths, its BLEU and the shipped run's."""
+    """By epoch: minutes so far, losses, lengths, loops, BLEU, and the shipped run's BLEU."""
     names = {"train_loss": "training loss", "val_loss": "validation loss", "end_loss": "end loss"}
-    names |= {"length_ratio": "length ratio", "val_bleu": "BLEU"}
+    names |= {"length_ratio": "length ratio", "loops": "loops", "val_bleu": "BLEU"}
     table = pd.DataFrame(record["epochs"]).set_index("epoch").rename(columns=names)
     table["minutes"] = (table["seconds"].cumsum() / 60).round().astype(int)
     table["shipped run's BLEU"] = [row["val_bleu"] for row in shipped["history"]]
