@@ -35,7 +35,7 @@ def test_shuffled_words_keep_the_labels_share_and_deal_the_others_anew():
 
 
 def test_all_words_lead_in_every_seed_on_record_and_each_has_its_best_rate():
-    """The chapter asserts a lead of 2 in its own run, and quotes those of five seeds."""
+    """The chapter asserts a lead of 2 in its own run, and quotes those of eight seeds."""
     runs = load_record("word-targets-sample")["runs"]
     plan = Plan(runs)
     plan_runs(plan)
@@ -46,14 +46,19 @@ def test_all_words_lead_in_every_seed_on_record_and_each_has_its_best_rate():
     def leads(row, rival):
         return [bleu[*row, RATE, seed] - bleu[*rival, RATE, seed] for seed in SEEDS]
 
-    for row, rival, quoted in ((all_2, shuffled, [20, 24]), (all_1, one, [3, 10])):
+    for row, rival, quoted in (
+        (all_2, shuffled, [15, 24]),
+        (all_2, one, [5, 24]),
+        (all_1, one, [2, 11]),
+    ):
         found = leads(row, rival)
         assert [round(min(found)), round(max(found))] == quoted
-    assert min(leads(all_2, one)) > 5
-    for row in (all_2, one, shuffled):
-        assert all(bleu[*row, rate * RATE, 1] < bleu[*row, RATE, 1] for rate in (1 / 2, 2))
-    behind = [bleu[*one, rate * RATE, 1] - bleu[*all_2, rate * RATE, 1] for rate in (1 / 2, 2)]
-    assert [round(by, 1) for by in behind] == [0.4, 10.2]
+    rates = (1 / 2, 2)
+    for row in TARGETS:
+        assert all(bleu[*row, rate * RATE, 1] < bleu[*row, RATE, 1] for rate in rates)
+    for row, quoted in ((all_2, [-0.4, -10.2]), (all_1, [1.4, 9.1])):
+        by = [bleu[*row, rate * RATE, 1] - bleu[*one, rate * RATE, 1] for rate in rates]
+        assert [round(lead, 1) for lead in by] == quoted
 
 
 # Written corpora
