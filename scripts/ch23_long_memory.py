@@ -127,7 +127,7 @@ print(f"query moved: {(H * d_k * d_c + S * H * d_c) / 1e9:.2f} billion")
 print(f"keys kept: {S * H * d_k / 1e9:.2f} billion")
 
 # %% [markdown]
-# Moving the query takes less than a hundredth of the work. A cache of finished keys would take still less: latents save memory, and often time, as decoding waits for memory. In training nothing is moved, because keys made once serve all queries. In decoding the values' matrix moves, too, behind the sum: $\sum_t a_t W^{UV}_i c_t = W^{UV}_i \sum_t a_t c_t$ (weights $a_t$).
+# Moving the query takes less than a hundredth of the work. A cache of keys would take still less: latents save memory, and often time, as decoding waits for memory. In training nothing is moved, because keys made once serve all queries. In decoding the values' matrix moves, too, behind the sum: $\sum_t a_t W^{UV}_i c_t = W^{UV}_i \sum_t a_t c_t$ (weights $a_t$).
 #
 # Rotary positions would prevent the move. Between a query at s and a key at t they put a rotation, $q_i^\top R_{t-s} W^{UK}_i c_t$, so one moved query can't serve all keys. Therefore positions get a small key of their own, shared by all heads: $k^R_t = R_t W^{KR} h_t$, with $W^{KR}$ $(d_R, D)$. Each head's query gets a part $q^R_i$, turned by $R_s$:
 #
@@ -241,7 +241,7 @@ figures.brackets_picture()
 #
 # $$ \text{adding:}\quad M \leftarrow M + \beta\, k\, v^\top, \qquad\qquad \text{delta rule:}\quad M \leftarrow M + \beta\, k\, \big(v - M^\top k\big)^\top $$
 #
-# With $\beta = 1$ the delta rule replaces the old value; with $\beta = 0$ nothing is written. **Your turn.** Write both memories, token by token.
+# With $\beta = 1$ the delta rule replaces the old value; with $\beta = 0$ nothing is written. **Your turn.** Write both.
 
 
 # %% tags=["yours"]
@@ -480,7 +480,7 @@ def recall_scores(model: Recaller, length: int = 128, text: str = ONCE) -> dict[
 
 
 # %% [markdown]
-# At most d keys of d numbers are orthogonal. With more, a read brings parts of other keys' values, too; the right one is found while its part is the largest.
+# At most d keys of d numbers are orthogonal. With more, a read brings parts of other keys' values; the right one is found while its part is the largest.
 #
 # **Predict.** With d = 16 and texts of 128 tokens, which memories recall 32 pairs? Where each key comes twice, which of softmax, adding and the delta rule answers with the second value?
 
@@ -496,7 +496,7 @@ for (text, kind), rate in rates.items():
     print(f"{text}, {pairs} pairs, {kind}: {share:.0%} right")
 
 # %% [markdown]
-# Only softmax and latents recall the 32 pairs; only the delta rule finds second values. The record [`recall-pairs.json`](../results/recall-pairs.json) has texts of 512 tokens, d = 32, three seeds, and each memory's best rate of a sweep.
+# Only softmax and latents recall the 32 pairs; only the delta rule finds second values. The record [`recall-pairs.json`](../results/recall-pairs.json) has texts of 512 tokens, d = 32, three seeds, and each memory's best rate.
 
 
 # %%
@@ -507,9 +507,9 @@ assert min(once["softmax"].values()) > 0.99 and max(twice["softmax"].values()) <
 assert min(twice["delta rule"][n] for n in (4, 8, 16, 32, 64)) > 0.75
 figures.recall_chart(
     {ONCE: once, TWICE: twice},
-    "Key once: softmax recalls all. Key twice: only the delta rule finds the second value",
+    "Keys once: softmax recalls all. Up to 32 keys twice: only the delta rule does well",
     "A guess is right in 2%. Latents have the line of softmax (dashed). On the right three memories "
-    "were run, and n pairs are n/2 keys; few keys ask for few values, so ups and downs are chance.",
+    "were run, and n pairs are n/2 keys; with few keys, ups and downs are chance.",
 )
 
 # %% [markdown]
@@ -520,7 +520,7 @@ figures.recall_chart(
 #
 # The delta rule first erases a share β of all that the state holds in the key's direction. Other keys aren't orthogonal to it, and lose something, too. With β near 0 it hardly erases, and is adding.
 #
-# **Predict.** Nothing is trained here: keys and values are random, and we choose β. Which β is best where keys come once, which where they come twice? If a replaced value frees its room, 16 keys twice are recalled like 16 once; if not, like 32 once.
+# **Predict.** Nothing is trained: keys and values are random, and we choose β. Which β is best where keys come once, which where they come twice? If a replaced value frees its room, 16 keys twice are recalled like 16 once; if not, like 32 once.
 
 
 # %%
@@ -528,12 +528,10 @@ def recalled(beta: float, keys: int, times: int) -> float:
     """The share of right answers after random `keys` got a value `times` times; the last counts."""
     torch.manual_seed(0)
     known = F.normalize(torch.randn(64, 16), dim=-1)  # the values
-    k = F.normalize(torch.randn(200, keys, 16), dim=-1).repeat(
-        1, times + 1, 1
-    )  # the last time asks
+    k = F.normalize(torch.randn(200, keys, 16), dim=-1).repeat(1, times + 1, 1)
     told = torch.randint(64, (200, k.size(1)))
     betas = torch.full(told.shape, beta)
-    betas[:, -keys:] = 0.0  # a question writes nothing
+    betas[:, -keys:] = 0.0  # the last time only asks
     read = in_chunks(k, k, known[told], betas, correct=True)[:, -keys:]
     nearest = (read @ known.T).argmax(dim=-1)
     return (nearest == told[:, -2 * keys : -keys]).double().mean().item()
@@ -547,9 +545,9 @@ assert [max(own, key=own.get) > 0.3 for own in curves.values()] == [False, True,
 figures.rate_chart(curves, "To keep values, a low rate is best; to replace them, a higher one")
 
 # %% [markdown]
-# Keys that come once want a rate of 0.1 or 0.2, keys that come twice 0.5. At 0.2, 16 keys twice are hardly easier than 32 once: a replaced value still takes room. At 0.5 it has freed most.
+# Keys that come once want a rate of 0.1 or 0.2, keys that come twice 0.5. At 0.2, 16 keys twice are hardly easier than 32 once: a replaced value still takes room. At 0.5 it has freed most of it.
 #
-# **Does training find these rates?** We ask both delta rules trained above about all three kinds of text. If it doesn't, they show the same pattern.
+# **Does training find these rates?** We ask both delta rules trained above about all three kinds of text. If it doesn't, both show the same pattern.
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -586,7 +584,7 @@ figures.recall_chart(
 )
 
 # %% [markdown]
-# At 64 keys the 16 × 16 state gains 7 points from wider embeddings, and 48 by growing to 32 × 32. From growing again, this gains over twice as much as from longer training. Of 2d keys the three states recall 60%, 79% and 84%: what they tell apart grows faster than d, as their d² numbers do. Within these training budgets, mostly the state's size limits recall.
+# At 64 keys the 16 × 16 state gains 7 points from wider embeddings, and 48 by growing to 32 × 32. Growing again brings over twice as much as longer training. Of 2d keys the three states recall 60%, 79% and 84%: what they tell apart grows faster than d, as their d² numbers do. Within these training budgets, mostly the state's size limits recall.
 #
 # ## FlashAttention
 #
@@ -676,7 +674,7 @@ kernel = partial(F.scaled_dot_product_attention, is_causal=True)
 ways, lengths = {"plain softmax": plain, "kernel": kernel}, (256, 512, 1024, 2048)
 mib = {name: {n: backward_mib(way, n) for n in lengths} for name, way in ways.items()}
 assert [round(own[2048]) for own in mib.values()] == [144, 16]
-figures.kept_for_backward_chart(mib, "At 2,048 tokens plain softmax keeps 9 times as much")
+figures.kept_for_backward_chart(mib, "At 2,048 tokens softmax keeps 9 times what the kernel does")
 
 # %% [markdown]
 # From 1,024 to 2,048 tokens the kernel's memory doubles; plain softmax's grows 3.7 times, to 144 MiB. Of these, 128 are the weights.
@@ -687,7 +685,7 @@ figures.kept_for_backward_chart(mib, "At 2,048 tokens plain softmax keeps 9 time
 #
 # > **In short.** Groups in both stacks and latents in the decoder show no loss; the intervals allow about 1 BLEU. In the encoder latents lose.
 #
-# Chapter 22's record has these layers in a translator. `d_model` is 64; latents have 24 numbers, and their one rotary key 8.
+# Chapter 22's record has these layers in a translator. `d_model` is 64; latents have 24 numbers, and their rotary key 8.
 
 # %%
 said, rows = block_verdicts(), ["grouped-query", "multi-query", "latent, decoder alone", "latent"]
@@ -695,7 +693,7 @@ for row in (*rows, "latent, across too", "window of 4", "linear attention"):
     print(verdict_line(row, said[row], RIVALS_OF_PARTS[row]))
 
 # %% [markdown]
-# In the encoder, without a cache to shrink, latents with one small rotary key cost 1.8 BLEU; we didn't test which of the two does it. In cross-attention, without such a key, they cost another 2.8. A window of 4 gains 1.6.
+# In the encoder, without a cache to shrink, latents with one small rotary key cost 1.8 BLEU; we didn't test which of the two does it. In cross-attention, without such a key, they cost another 2.8.
 #
 # ## Summary
 #

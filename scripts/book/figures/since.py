@@ -219,9 +219,9 @@ def kept_for_backward_chart(mib: Mapping[str, Mapping[int, float]], title: str) 
     x = alt.X("n:Q", title="length").scale(domain=[lengths[0], lengths[-1]], **LOG)
     y = alt.Y("MiB:Q", title="kept for backward, MiB").scale(domain=[1, 200], **LOG)
     chart = lines(frame, "n", "MiB", "way", points=True, height=200)
+    chart = chart.encode(x.axis(values=lengths, format=",d"), y.axis(values=[1, 10, 100]))
     ends = chart.transform_filter(alt.datum.n == lengths[-1])
     ends = ends.mark_text(align="right", dx=-8, dy=-8).encode(text=alt.Text("MiB:Q", format=".0f"))
-    chart = chart.encode(x.axis(values=lengths, format=",d"), y.axis(values=[1, 10, 100]))
     return titled(
         chart + ends,
         title,
