@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §3.2 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), and Table 1's "restricted" row |
-# | Time | 20 minutes to read, 50 with the code; under a minute to run on a CPU |
+# | Time | 20 minutes to read, 50 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 22 · Today's block](ch22_todays_block.ipynb) · [Chapter 24 · Experts](ch24_experts.ipynb) |
 #
 # *If you read only three cells:* `write_and_read`, the charts of *Who remembers?*, `tiled_attention`.
@@ -272,6 +272,9 @@ answers = {
 }
 for name, answer in answers.items():
     print(f"{name}: garden {answer[-1, 0]:.1f}, house {answer[-1, 1]:.1f}")
+torch.testing.assert_close(answers["adding"][-1], values.sum(0))
+half = write_and_read(keys, keys, values, torch.tensor([1.0, 0.5]), correct=True)
+torch.testing.assert_close(half[-1], values.mean(0))  # a rate of ½ replaces half
 
 # %% [markdown]
 # Adding answers with both values. Softmax, which can't tell equal keys apart, answers with their mean. The delta rule says *house*.
@@ -364,10 +367,7 @@ ONCE, TWICE = "each key once", "each key twice"
 def recall_texts(
     count: int, length: int, pairs: int, text: str = ONCE, keys: int = 256, values: int = 64
 ) -> tuple[Tensor, Tensor]:
-    """Texts (count, length) of `pairs` pairs and then queries, and each query's answer.
-
-    In a text TWICE half as many keys get a value each, then another one, which counts.
-    """
+    """Texts (count, length) of `pairs` pairs, then queries; and answers, each key's last value."""
     different = pairs if text == ONCE else pairs // 2
     own = torch.rand(count, keys).argsort(dim=-1)[:, :different]  # a random choice
     own = own.repeat(1, pairs // different)  # (count, pairs)
@@ -559,9 +559,8 @@ for text in (ONCE, TWICE):
     shares = first[16][0], second[32][0], first[32][0]
     table[f"trained on {text}"] = beta[:, 1:64:2].mean().item(), *shares
 table = pd.DataFrame(table, index=["mean β at values", *cases]).T
-low, high = table["mean β at values"]
 few, again, many = (table[case] for case in cases)
-assert low < 0.3 < 0.45 < high and [*(again - many > few - again)] == [False, True]
+assert [*(table["mean β at values"] > 0.35)] == [*(again - many > few - again)] == [False, True]
 table.round(2)
 
 # %% [markdown]
