@@ -4,6 +4,7 @@ Every row uses the rate that a sweep found best for it; what counts is three fre
 blocks are also trained three times as long, with dropout chosen for each.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -105,7 +106,8 @@ class LinearAttention(MultiHeadedAttention):
 def latent(h: int, d_model: int, dropout: float, rotary: bool = True) -> LatentAttention:
     """Latents of 3/2 d_k, and rotary keys of 1/2 d_k: a cache as small as multi-query's."""
     half = d_model // h // 2
-    return LatentAttention(h, d_model, dropout, 3 * half, half if rotary else 0)
+    with warnings.catch_warnings(action="ignore"):  # a rotary key of no numbers has no weights
+        return LatentAttention(h, d_model, dropout, 3 * half, half if rotary else 0)
 
 
 def experts(d_model: int, d_ff: int, dropout: float) -> MixtureOfExperts:

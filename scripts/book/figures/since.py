@@ -14,8 +14,7 @@ from scripts.book.look import LOG, PALETTE, colored
 alt, pd = Late("altair"), Late("pandas")
 
 MEMORIES = ("softmax", "latent", "window", "linear", "adding", "delta rule")
-MEMORIES += ("delta rule, keys once",)
-MEMORY_COLORS = dict(zip(MEMORIES, PALETTE, strict=True))
+MEMORY_COLORS = dict(zip(MEMORIES, PALETTE, strict=False))
 
 
 def cache_growth_chart(
@@ -27,13 +26,15 @@ def cache_growth_chart(
         for kind, own in numbers.items()
     }
     frame = long(table, "kind", "tokens", "MiB")
-    chart = lines(frame, "tokens", "MiB", "kind", zero=True, y_title="kept by one layer, MiB")
-    x = alt.X("tokens:Q", title="tokens read").scale(domain=[0, lengths[-1]], nice=False)
+    x = alt.X("tokens:Q", title="tokens read").scale(domain=[lengths[0], lengths[-1]], **LOG)
+    y = alt.Y("MiB:Q", title="kept by one layer, MiB").scale(domain=[1 / 32, 32], **LOG)
+    powers = [1 / 16, 1 / 4, 1, 4, 16]
+    chart = lines(frame, "tokens", "MiB", "kind", height=200)
     return titled(
-        chart.encode(x.axis(tickCount=5, format=",d")).properties(height=200),
+        chart.encode(x.axis(values=list(lengths), format=",d"), y.axis(values=powers, format="~g")),
         title,
-        "8 heads of 64, two bytes a number; 2 groups, latents of 256 + 32, a window of 1,024. The "
-        "state, 64 KiB, lies on the axis.",
+        "8 heads of 64, two bytes a number; 2 groups, latents of 256 + 32, a window of 1,024, a "
+        "state of 64 × 64 a head. Both axes are logarithmic.",
     )
 
 
@@ -92,7 +93,7 @@ def brackets_picture(T: int = 100, d: int = 24) -> alt.TopLevelMixin:
         diagram.chart(),
         "The same product, with a large or a small intermediate result",
         "In orange what is made first, from the two matrices at its arrows. Then the third matrix "
-        "is multiplied. The result is the same, because no softmax stands in between.",
+        "is multiplied. The result is the same, as no softmax and no mask stands between.",
     )
 
 
@@ -145,16 +146,18 @@ def recall_picture(ids: Sequence[int], pairs: int, keys: int) -> alt.TopLevelMix
 def recall_chart(
     tables: Mapping[str, Mapping[str, Mapping[int, float]]],
     title: str,
-    caption: str,
-    dashed: Sequence[str] = (),
+    caption: str = "The two controls are dashed.",
 ) -> alt.TopLevelMixin:
-    """A panel for each table: right answers over the pairs, a curve for each memory."""
+    """A panel for each table: right answers over the pairs, a curve for each memory.
+
+    Softmax, which hides another curve, and controls are dashed.
+    """
     found = dict.fromkeys(kind for table in tables.values() for kind in table)
     kinds = [kind for kind in MEMORIES if kind in found] or list(found)
     shades = {kind: MEMORY_COLORS.get(kind, PALETTE[i]) for i, kind in enumerate(kinds)}
     frames = {name: long(table, "memory", "pairs", "right") for name, table in tables.items()}
     counts = sorted(set(pd.concat(frames)["pairs"]))
-    dashes = [[6, 4] if kind in dashed else [1, 0] for kind in kinds]
+    dashes = [[6, 4] if kind == "softmax" or "," in kind else [1, 0] for kind in kinds]
     dash = alt.StrokeDash("memory:N", title=None).scale(domain=kinds, range=dashes)
     legend = alt.Legend(title=None, symbolType="stroke", symbolSize=300)
     color = colored("memory", shades, legend=legend)
@@ -165,7 +168,22 @@ def recall_chart(
         size = {"width": 500 // len(tables), "height": 230}
         chart = lines(frame, "pairs", "right", "memory", points=True, **size)
         drawn[name] = chart.encode(x.axis(values=counts), y, color, dash)
-    return titled(alt.hconcat(*named(drawn)), title, caption)
+    setting = "Right answers in texts of 512 tokens, means of three seeds, without positions. "
+    return titled(alt.hconcat(*named(drawn)), title, setting + caption)
+
+
+def rate_chart(shares: Mapping[str, Mapping[float, float]], title: str) -> alt.Chart:
+    """Right answers over the delta rule's rate, a curve for each kind of text."""
+    frame = long(shares, "text", "rate", "right")
+    titles = {"x_title": "rate β", "y_title": "right answers"}
+    chart = lines(frame, "rate", "right", "text", points=True, zero=True, height=220, **titles)
+    y = alt.Y("right:Q", title="right answers").scale(domain=[0, 1]).axis(format="%")
+    return titled(
+        chart.encode(y),
+        title,
+        "Nothing is trained: keys and values are random vectors of 16 numbers, of 64 values the "
+        "nearest to what is read is the answer. Means of 200 texts.",
+    )
 
 
 def tiles_picture(
@@ -201,8 +219,11 @@ def kept_for_backward_chart(mib: Mapping[str, Mapping[int, float]], title: str) 
     x = alt.X("n:Q", title="length").scale(domain=[lengths[0], lengths[-1]], **LOG)
     y = alt.Y("MiB:Q", title="kept for backward, MiB").scale(domain=[1, 200], **LOG)
     chart = lines(frame, "n", "MiB", "way", points=True, height=200)
+    chart = chart.encode(x.axis(values=lengths, format=",d"), y.axis(values=[1, 10, 100]))
+    ends = chart.transform_filter(alt.datum.n == lengths[-1])
+    ends = ends.mark_text(align="right", dx=-8, dy=-8).encode(text=alt.Text("MiB:Q", format=".0f"))
     return titled(
-        chart.encode(x.axis(values=lengths, format=",d"), y.axis(values=[1, 10, 100])),
+        chart + ends,
         title,
         "Causal attention with 8 heads of 64, float32. Both axes are logarithmic.",
     )
