@@ -246,12 +246,11 @@ def ruvel_corpus(construction: str = "plain") -> dict[str, PAIRS]:
 
 
 # %%
-# NBVAL_IGNORE_OUTPUT
 data = prepare(LEARNER, ruvel_corpus())
 model = fitted(LEARNER, data)
 test = data.corpus["test"]
-assert with_twins(data.corpus["train"], test) == 2 / 200 and exact(model, test) > 0.9
-print(f"{exact(model, test):.1%} are right")
+assert with_twins(data.corpus["train"], test) == 2 / 200
+print("more than 95% are right:", exact(model, test) > 0.95)
 
 # %% [markdown]
 # With eight seeds 97.0 to 98.5% are right ([record](../results/ruvel.json)). Two of the 200 have a twin in training, which gives 1% at most.
@@ -370,7 +369,6 @@ print(piece_counts("nok"))
 # **The object first.** **Predict.** What does the model say for *Tivente havo limen*?
 
 # %%
-# NBVAL_IGNORE_OUTPUT
 bird = ("Tivente havo limen.", "The dog hears the bird.")
 object_first = ruvel_pairs(200, construction="object first")
 assert exact(model, object_first) < 0.05
@@ -392,7 +390,7 @@ for (capital, first), [(source, _)] in crossed([bird]).items():
 # We do so with each sentence between two beings. Our English names first who acts, so we look at the first noun of each output. If the order alone counts, all rows of the picture below are alike; if the letter alone does, both colours are. **Predict.** Which counts?
 
 # %%
-who_acts = {}
+who_acts = {}  # in our model's outputs; the picture has those of eight seeds
 for form, form_pairs in crossed(by_object(object_first)["a being"]).items():
     who_acts[form] = actors(translations(model, form_pairs), form_pairs)
 actors_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["runs"]])
@@ -445,9 +443,7 @@ models = {"before fine-tuning": model}
 for name, (pairs, epochs) in tunings(data, fifty).items():
     models[name] = tuned(model, data, pairs, epochs)
 scores = {name: shares(trained, test, negated) for name, trained in models.items()}
-pd.DataFrame(scores).T
-
-# %%
+print(pd.DataFrame(scores).T)
 assert scores["fifty negations"]["old"] + 0.1 < scores["fifty others"]["old"] < 0.6
 assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
 tuning_chart(scores, load_record("ruvel")["runs"])

@@ -56,9 +56,9 @@ def actors_chart(
 ) -> alt.TopLevelMixin:
     """How often the true actor acts between beings, by who has a capital letter and who is first.
 
-    A run is a point, and the reader's model a ring. `runs` have shares by form, kind of object and
-    actor, `mine` by (capital, first). Raises ValueError if `mine` is more than 0.3 beyond all runs,
-    or if a run contradicts the title.
+    A run is a point. `runs` have shares by form, kind of object and actor; `mine`, of the reader's
+    model, by (capital, first). Raises ValueError if `mine` is more than 0.3 beyond all runs, or if
+    a run contradicts the title.
     """
     rows = [
         {"capital": capital, "first": first.removesuffix(" first")} | kinds["a being"]
@@ -75,22 +75,23 @@ def actors_chart(
     expected = frame["the true actor"].where(decides == "the actor", frame["the object"])
     if expected.min() < 0.55:
         raise ValueError("the outputs don't say what the title says")
-    own = [{"capital": capital, "first": first} | row for (capital, first), row in mine.items()]
-    frame = pd.concat([frame.assign(mine=False), pd.DataFrame(own).assign(mine=True)])
     frame["share"] = 100 * frame["the true actor"]
     colors = dict(zip(frame["first"].unique(), PALETTE, strict=False))
     x = alt.X("share:Q", title="outputs in which the true actor acts (%)")
     legend = alt.Legend(orient="bottom", title="first in the sentence", values=[*colors])
-    points = alt.Chart(rounded(frame[["capital", "first", "mine", "share"]])).encode(
+    points = alt.Chart(rounded(frame[["capital", "first", "share"]])).mark_circle(
+        size=70, opacity=0.6
+    )
+    points = points.encode(
         x.scale(domain=[-4, 104], nice=False).axis(values=[0, 25, 50, 75, 100]),
         alt.Y("capital:N", sort=None, title="who has a capital letter").axis(domain=False),
         colored("first", colors, legend=legend),
         yOffset=alt.YOffset("first:N", sort=[*colors]),
     )
     return titled(
-        ringed(points).properties(width=440, height=170),
+        points.properties(width=440, height=170),
         "The capital letter decides who acts; on a tie, the order",
-        f"The true actor should act in all. Points: {len(runs)} seeds. Rings: our model.",
+        f"The true actor should act in all. A point is one of {len(runs)} seeds.",
     )
 
 
