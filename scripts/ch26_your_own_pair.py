@@ -42,12 +42,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import pandas as pd
 
 from scripts.book.charts import titled
 from scripts.book.exercises import check
-from scripts.book.figures.own_pair import actors_chart, alignment, tuning_chart
+from scripts.book.figures.own_pair import actors_chart, alignment, causes_chart, tuning_chart
 from scripts.book.figures.training import size_frame, sizes_chart
 from scripts.book.records import load_record
 from scripts.ch09_training_run import Run
@@ -56,7 +55,7 @@ from scripts.core.models import Trained
 from scripts.core.recipes import reason_for, recipe_for
 from scripts.core.scores import corpus_bleu
 from scripts.core.settings import TrainConfig
-from scripts.corpora.invented import THINGS, crossed, nouns_of, ruvel_pairs
+from scripts.corpora.invented import actors, base_of, by_object, crossed, negation, ruvel_pairs
 from scripts.corpora.report import report_text
 from scripts.corpora.splits import letters_only, own_pairs
 from scripts.fast.translating import fast_translate
@@ -188,7 +187,7 @@ assert not {s[0] for s, _ in train_part} & {s[0] for s, _ in held_out}, "a twin 
 assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 
 # %% [markdown]
-# `scripts.train` compares both sides, and drops training pairs that nearly equal held-out ones.
+# `scripts.train` compares targets, too, and drops training pairs that nearly equal held-out ones.
 #
 # ## Choose, train, judge
 #
@@ -235,11 +234,6 @@ def exact(trained: Trained, pairs: PAIRS) -> float:
     return sum(out == ref for out, (_, ref) in zip(outputs, pairs, strict=True)) / len(pairs)
 
 
-def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
-    """BLEU of the greedy translations."""
-    return corpus_bleu(translations(trained, pairs), [ref for _, ref in pairs]).score
-
-
 # %% [markdown]
 # From here on we take the 2,000 pairs without the slips, and a larger test set: the last 200 pairs. Our grammar writes one translation, so we count exact ones. **Predict.** How many of the 200 will be right?
 
@@ -252,12 +246,11 @@ def ruvel_corpus(construction: str = "plain") -> dict[str, PAIRS]:
 
 
 # %%
-# NBVAL_IGNORE_OUTPUT
 data = prepare(LEARNER, ruvel_corpus())
 model = fitted(LEARNER, data)
 test = data.corpus["test"]
-assert with_twins(data.corpus["train"], test) == 2 / 200 and exact(model, test) > 0.9
-print(f"{exact(model, test):.1%} are right")
+assert with_twins(data.corpus["train"], test) == 2 / 200
+print("more than 95% are right:", exact(model, test) > 0.95)
 
 # %% [markdown]
 # With eight seeds 97.0 to 98.5% are right ([record](../results/ruvel.json)). Two of the 200 have a twin in training, which gives 1% at most.
@@ -290,6 +283,11 @@ def random_split(pairs: PAIRS, share: float, seed: int) -> tuple[PAIRS, PAIRS]:
     shuffled = random.Random(seed).sample(pairs, len(pairs))
     size = round(share * len(pairs))
     return shuffled[size:], shuffled[:size]
+
+
+def greedy_bleu(trained: Trained, pairs: PAIRS) -> float:
+    """BLEU of the greedy translations."""
+    return corpus_bleu(translations(trained, pairs), [ref for _, ref in pairs]).score
 
 
 def case_scores(split: Callable, seed: int, epochs: int = 20) -> dict[str, float]:
@@ -351,90 +349,56 @@ new = ruvel_pairs(250, construction="negation")
 fifty, negated = new[:50], new[50:]
 assert says_not(translations(model, negated)) == exact(model, negated) == 0
 
+# %% [markdown]
+# None of the 200 is right, and no output has a *not*: no training sentence has one. Could we have known? The tokenizer reports nothing unknown, for its vocabulary has all pieces of `nok`. We count them in the training sources:
+
+# %%
 seen = Counter(p for source, _ in data.corpus["train"] for p in data.tokenizer.pieces(source))
 
 
-def piece_counts(word: str) -> dict[str, int]:
-    """A word's pieces, and how often the training sources have each."""
-    return {piece: seen[piece] for piece in data.tokenizer.pieces(word)}
+def piece_counts(text: str) -> dict[str, int]:
+    """A text's pieces, and how often the training sources have each."""
+    return {piece: seen[piece] for piece in data.tokenizer.pieces(text)}
 
 
 print(piece_counts("nok"))
 
 # %% [markdown]
-# None of the 200 is right, and no output has a *not*: no training sentence has one. Both pieces are in the vocabulary, so the tokenizer reports nothing unknown. But a count would have warned us: no training source has `ok`.
+# The count would have warned us: no training source has `ok`.
 #
-# **The object first.** *Kurette lirel piri viten* means *The small singer washes the basket*: the basket, *kuret*, has the ending. What does the model say?
+# **The object first.** **Predict.** What does the model say for *Tivente havo limen*?
 
 # %%
-# NBVAL_IGNORE_OUTPUT
+bird = ("Tivente havo limen.", "The dog hears the bird.")
 object_first = ruvel_pairs(200, construction="object first")
-basket = ("Kurette lirel piri viten.", "The small singer washes the basket.")
-assert exact(model, object_first) < 0.05 and basket in object_first
-print(*translations(model, [basket]))
+assert exact(model, object_first) < 0.05
+print(*translations(model, [bird]), piece_counts("Tivente"))
 
 # %% [markdown]
-# At most 5 of 200 such sentences are right. Here a dog acts that isn't in the sentence! Two things are new about the basket, and both are signs of the actor:
+# Again the opposite, in good English, and here no count warns us. At most 5 of 200 such sentences are right ([eight seeds](../results/ruvel.json)). The bird has two signs of an actor:
 #
 # 1. It comes **first**, where in training only the actor stands.
-# 2. It has a **capital letter**, which in training only the actor has: never a thing. So the model saw *kurette*, but not *Kurette*. Three of its pieces are new, too:
-
-# %%
-print(piece_counts("Kurette"), piece_counts("kurette"))
-assert not {nouns_of(target)[0] for _, target in data.corpus["train"]} & {*nouns_of(THINGS)}
-
-# %% [markdown]
-# **Experiment.** Which sign makes a noun the actor? We give the letter to the actor, the object, both or neither, in either order. (*First* also means farther from the verb.)
-
-# %%
-forms = pd.Series({form: pairs[0][0] for form, pairs in crossed([basket]).items()})
-forms.rename_axis(["capital letter", "first"]).unstack(sort=False)
-
-# %% [markdown]
-# Here the actor is the singer, and the object is a *thing*, the basket. In a second group of sentences the object is a *being*, such as the bird: the model has seen *Tiven*.
+# 2. It has a **capital letter**, which in training only the actor has.
 #
-# Our English names who acts first. So we look at an output's first noun: the true actor, the object, or another, such as our dog. If the order alone counts, all rows of the picture below are alike; if the letter alone does, both colours are. **Predict.** Which counts in each group?
-
+# **Experiment.** Which sign makes a noun the actor? We give the letter to the actor (here the dog), the object, both or neither, in either order. (*First* also means farther from the verb.)
 
 # %%
-def by_object(pairs: PAIRS) -> dict[str, PAIRS]:
-    """The pairs whose object is a thing, and those whose object is a being other than the actor."""
-    parts = {"a thing": [], "a being": []}
-    for pair in pairs:
-        actor, object_noun = nouns_of(pair[1])
-        if object_noun in nouns_of(THINGS):
-            parts["a thing"].append(pair)
-        elif object_noun != actor:
-            parts["a being"].append(pair)
-    return parts
+for (capital, first), [(source, _)] in crossed([bird]).items():
+    print(f"{source}  capital letter: {capital:10}  first: {first}")
 
-
-def actors(outputs: Sequence[str], pairs: PAIRS) -> dict[str, float]:
-    """Who acts in the outputs, as their first noun says: a share for each.
-
-    An output without a noun counts as another's.
-    """
-    counts = {"the true actor": 0, "the object": 0, "another": 0}
-    for output, (_, reference) in zip(outputs, pairs, strict=True):
-        actor, object_noun = nouns_of(reference)
-        roles = {object_noun: "the object", actor: "the true actor"}
-        counts[roles.get((nouns_of(output) or [""])[0], "another")] += 1
-    return {who: count / len(pairs) for who, count in counts.items()}
-
+# %% [markdown]
+# We do so with each sentence between two beings. Our English names first who acts, so we look at the first noun of each output. If the order alone counts, all rows of the picture below are alike; if the letter alone does, both colours are. **Predict.** Which counts?
 
 # %%
 who_acts = {}  # in our model's outputs; the picture has those of eight seeds
-for what, pairs in by_object(object_first).items():
-    for form, form_pairs in crossed(pairs).items():
-        who_acts[what, *form] = actors(translations(model, form_pairs), form_pairs)
+for form, form_pairs in crossed(by_object(object_first)["a being"]).items():
+    who_acts[form] = actors(translations(model, form_pairs), form_pairs)
 actors_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["runs"]])
 
 # %% [markdown]
-# **Between beings** the capital letter decides ([record](../results/ruvel-actors.json): eight seeds, 250 other sentences). If only one of the two nouns has it, that noun acts in either order: with each seed in at least 82% of the outputs. If both or neither have it, mostly the first one acts. The model sees the letter only as another piece, for 12 of 14 beings: `▁Tiven` for `▁tiven`. In training `▁Tiven` always acts, and `▁tiven` never does.
+# The capital letter decides. If only one of the two nouns has it, that noun acts in either order: with each of eight seeds in at least 82% of the outputs ([record](../results/ruvel-actors.json), other sentences). If both or neither have it, mostly the first one acts. For 12 of the 14 beings the form with the letter is another piece: `▁Tiven`, not `▁tiven`. In training `▁Tiven` always acts, and `▁tiven` never does.
 #
-# **A thing** with a capital letter acts in 2% at most: the model can't read its unseen pieces. If only the true actor has the letter, it acts in at least 93%, in either order. In the other three rows the order counts, too: in the mean, the true actor acts at least three times as often if it is first. If it has neither sign, as in our sentence, mostly another being acts.
-#
-# Why didn't the model learn the ending, which is the true rule? In training it never contradicts the two signs. Half of the training objects have no ending; but models trained with one on each still let the being act that has both signs, in at least 86% of the outputs ([record](../results/ruvel-endings.json)).
+# Why didn't the model learn the ending, which is the true rule? In training it never contradicts the two signs, so they suffice. Even models that saw the ending on each object let the one act that has both signs, in at least 86% of the outputs ([record](../results/ruvel-endings.json)).
 #
 # ## Fifty sentences
 #
@@ -475,15 +439,14 @@ def shares(trained: Trained, old: PAIRS, negated: PAIRS) -> dict[str, float]:
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-models = {name: tuned(model, data, *plan) for name, plan in tunings(data, fifty).items()}
-print("mixed:", *fast_translate(models["mixed"], ASKED), sep="\n")
-scores = pd.DataFrame({name: shares(trained, test, negated) for name, trained in models.items()})
-scores.T
-
-# %%
+models = {"before fine-tuning": model}
+for name, (pairs, epochs) in tunings(data, fifty).items():
+    models[name] = tuned(model, data, pairs, epochs)
+scores = {name: shares(trained, test, negated) for name, trained in models.items()}
+print(pd.DataFrame(scores).T)
 assert scores["fifty negations"]["old"] + 0.1 < scores["fifty others"]["old"] < 0.6
 assert scores["mixed"]["old"] > 0.9 and scores["mixed"]["negated"] > 0.3
-tuning_chart(load_record("ruvel")["runs"])
+tuning_chart(scores, load_record("ruvel")["runs"])
 
 # %% [markdown]
 # - *Fifty negations* alone teach: 56% of the negations are right (means of eight seeds). But only 16% of the old sentences are, and many get a *not*.
@@ -492,42 +455,47 @@ tuning_chart(load_record("ruvel")["runs"])
 #
 # *Mixed* shows each of the fifty 50 times, not 130. Is that why it forgets less? Only in part: another run of *fifty negations*, of 50 passes, teaches as much as *mixed*, 48%, and keeps 53% of the old sentences ([record](../results/ruvel-causes.json)).
 #
-# Why is half of the negations still wrong? We ask for 1,000 others, and sort them by the helper that they need and by what the fifty show negated. For *does not sing* they may show *does not sing* (this helper), else *do not sing* (this tense), else *did not sing* (the other tense), else no *sing* at all (another verb). The table has means of eight seeds ([record](../results/ruvel-actors.json)).
+# ## What stays wrong
+#
+# > **In short.** First read the wrong outputs, then count them.
+#
+# Half of the negations are still wrong. Here are six wrong outputs of our *mixed* model, drawn at random, each above its reference. **Predict.** Two mistakes come back. Which?
 
 # %%
-negations = [run["negations"]["1"] for run in load_record("ruvel-actors")["runs"]]
-rates = {name: {} for name in ("this helper", "this tense", "the other tense", "another verb")}
-for cell, row in negations[0].items():
-    helper, shown = cell.split("; ")
-    right = sum(run[cell]["right"] for run in negations) / len(negations) / row["of"]
-    rates[shown][helper] = f"{right:.0%} of {row['of']}"
-pd.DataFrame(rates).fillna("").rename_axis("right").rename_axis("the fifty show", axis=1)
+# NBVAL_IGNORE_OUTPUT
+outputs = translations(models["mixed"], negated)
+wrong = [(out, ref) for out, (_, ref) in zip(outputs, negated, strict=True) if out != ref]
+for output, reference in random.Random(1).sample(wrong, 6):
+    print(output, reference, sep="\n", end="\n\n")
 
 # %% [markdown]
-# Nearly three quarters of the mistakes are with *did*: a third of all where the fifty show the verb with it, a third where they show it in the other tense. There hardly any output is right, and 85% keep the past form, as our model's *does not brought*. The helper is often wrong, too: with three seeds 37% of the wrong outputs have *does* for *did* ([record](../results/ruvel-causes.json)). With *does* and *do* most new combinations are right. That may be because training has *brings* and *bring* for *biren*, but only *brought* for *birel*. Yet with another fifty *does* is right in 6% (Details).
-#
-# On the command line:
-#
-# ```bash
-# python -m scripts.corpora.invented --construction negation --sentences 250 --save new.tsv
-# head -50 new.tsv | cat ruvel.tsv - > both.tsv
-# sed -n 51,100p new.tsv | cat runs/ruvel/pairs/val.tsv - > valid.tsv
-# tail -150 new.tsv > asked.tsv
-# python -m scripts.train --pairs both.tsv --valid valid.tsv --test asked.tsv --from runs/ruvel --name ruvel-2
-# python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
-# ```
-#
-# `--from` takes so few new pairs ten times each, and keeps the first run's validation and test pairs out of training. `valid.tsv` chooses the epoch. In one run ([record](../results/ruvel-commands.json)) 98 of the old 100 test sentences are right before and after. Of the 150 in `asked.tsv` none is right before, and 53% after. The interval is for other test sentences, not for another fifty or seed:
+# The **helper** is wrong: *does* for *did*. Or the **verb's form** is: *not brought* for *not bring*. How many wrong outputs do these two explain? We mend both in each output. If it is still wrong, it isn't explained.
+
 
 # %%
-share = load_record("ruvel-commands")["scores"]["asked"]["after"]["exact"]
-drawn = np.random.default_rng(1).binomial(150, share, size=10_000) / 150
-print("95% of draws: {:.0%} to {:.0%}".format(*np.quantile(drawn, [0.025, 0.975])))
+def cause(output: str, reference: str) -> str:
+    """What alone is wrong in a negation: its helper, its verb's form or both; else not explained."""
+    (helper, form), (right_helper, base) = negation(output), negation(reference)
+    mended = output.replace(f"{helper} not {form}", f"{right_helper} not {base}")
+    if mended != reference or base_of(form) != base:
+        return "not explained"
+    if helper != right_helper and form != base:
+        return "helper and verb form"
+    return "verb form" if form != base else "helper"
+
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+causes_chart([cause(output, reference) for output, reference in wrong])
 
 # %% [markdown]
+# Half of the negations need *did*, and these have nearly three quarters of the mistakes (eight seeds, 1,000 other sentences: [record](../results/ruvel-actors.json)). If the fifty show their verb with *did*, 45% of them are right. If the fifty show it only with *do* or *does*, under 1% are.
+#
+# Perhaps that is because training has *brings* and *bring* for *biren*, but only *brought* for *birel*. The next fifty should show each verb with *did*: we haven't tried it.
+#
 # <details><summary>Details: other fifties, copies, rates</summary>
 #
-# - **Other fifties.** With three others and three seeds, new combinations with *did* are right in 0 to 2%, with *does* in 6 to 92%, with *do* in 10 to 84% ([record](../results/ruvel-actors.json)).
+# - **Other fifties.** With three others and three seeds, sentences with *did* are right in 0 to 2% if the fifty show the verb only with another helper. Under the same condition it is 6 to 92% with *does*, and 10 to 84% with *do* ([record](../results/ruvel-actors.json)).
 # - **Copies.** With two copies of each, 25% of the negations are right; with three, 21%; with ten, 51% ([three seeds](../results/ruvel-controls.json)).
 # - **Rates.** Ours, 2e-3, was chosen on the test sets, with seed 1; on other sentences 4e-3 is better ([record](../results/ruvel-controls.json)). `--from` takes 4e-3 for new pairs among known ones ([none higher was tried](../results/ruvel-rates.json)).
 #
@@ -550,18 +518,27 @@ wholes = [load_record(f"gpu-small-{seed}") for seed in (1, 2, 3)]
 sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 
 # %% [markdown]
-# With 1,000 pairs *one for all* has 8.0 BLEU. Its fewer than 200 steps end within its warm-up of 400. *By size* has 17.6, *longer* 16.5: most of the gain needs no narrow model. It comes from more passes or from the warm-up's end: we tried no shorter one.
+# With 1,000 pairs *one for all* has 8.0 BLEU. Its fewer than 200 steps end within its warm-up of 400. *By size* has 17.6, *longer* 16.5: most of the gain needs no narrow model. It comes from more passes or from the warm-up's end: we tried no shorter warm-up. With 3,000 pairs *longer* is 1 BLEU better than *by size*, for three times the time.
 #
-# With 3,000 pairs *longer* is 1 BLEU better than *by size*, for three times the time. With 10,000 a recipe between the two was tried once and dropped: 31.9 BLEU against 33.4.
-#
-# With 1,000 pairs, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)).
-#
-# Don't expect 98% with 1,700 real pairs: in Ruvel even the rarest stem occurs 23 times.
+# With 1,000 pairs, collect more ([Tatoeba](https://tatoeba.org), [OPUS](https://opus.nlpl.eu)), or fine-tune a pretrained model ([OPUS-MT](https://github.com/Helsinki-NLP/Opus-MT)). Don't expect 98% with 1,700 real pairs: in Ruvel even the rarest stem occurs 23 times.
 #
 # ## Publish it
 #
+# First comes the fine-tuning on the command line:
+#
 # ```bash
-# python -m scripts.translate --model runs/ruvel "Havora goralka velisre biren."
+# python -m scripts.corpora.invented --construction negation --sentences 250 --save new.tsv
+# head -50 new.tsv | cat ruvel.tsv - > both.tsv
+# sed -n 51,100p new.tsv | cat runs/ruvel/pairs/val.tsv - > valid.tsv
+# tail -150 new.tsv > asked.tsv
+# python -m scripts.train --pairs both.tsv --valid valid.tsv --test asked.tsv --from runs/ruvel --name ruvel-2
+# python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
+# ```
+#
+# `--from` takes so few new pairs ten times each, and keeps the first run's validation and test pairs out of training. `valid.tsv` chooses the epoch. In one run ([record](../results/ruvel-commands.json)) 98 of the old 100 test sentences are right before and after. Of the 150 in `asked.tsv` none is right before, and 53% after. Then translate, and write the page:
+#
+# ```bash
+# python -m scripts.translate --model runs/ruvel-2 "Havora goralka velisre biren."
 # make living MODEL=runs/ruvel-2 FOLDER=public                             # for any static host
 # ```
 #
@@ -599,16 +576,10 @@ check(unseen_pieces)
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# It catches all negations, by `ok`, and 113 of the 200 others: all 99 whose object is a thing, but few between beings. The old test set and validation give no alarm.
+# It catches all negations, by `ok`, and 113 of the 200 others: all 99 whose object is a thing, for no thing has a capital letter in training, but few between beings. The old test set and validation give no alarm.
 #
 # </details>
-
-# %%
-warned = [negated, object_first, by_object(object_first)["a thing"], test, data.corpus["val"]]
-warned = [sum(0 in piece_counts(source).values() for source, _ in pairs) for pairs in warned]
-assert warned == [200, 113, 99, 0, 0]  # as the answer says
-
-# %% [markdown]
+#
 # ### Exercise 2 · Odd lengths
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*

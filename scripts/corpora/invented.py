@@ -8,6 +8,7 @@ ISO 639 keeps qaa to qtz for what has no other.
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -151,6 +152,51 @@ def nouns_of(english: str) -> list[str]:
     for _, singular, *plural in rows(f"{BEINGS}, {THINGS}"):
         singulars |= dict.fromkeys([singular, *(plural or [f"{singular}s"])], singular)
     return [singulars[word] for word in re.findall(r"\w+", english.lower()) if word in singulars]
+
+
+def by_object(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """The pairs whose object is a thing, and those whose object is a being other than the actor."""
+    parts = {"a thing": [], "a being": []}
+    for pair in pairs:
+        actor, object_noun = nouns_of(pair[1])
+        if object_noun in nouns_of(THINGS):
+            parts["a thing"].append(pair)
+        elif object_noun != actor:
+            parts["a being"].append(pair)
+    return parts
+
+
+def actors(outputs: Sequence[str], pairs: Sequence[Pair]) -> dict[str, float]:
+    """Who acts in the outputs, as their first noun says: a share for each.
+
+    An output without a noun counts as another's.
+    """
+    counts = {"the true actor": 0, "the object": 0, "another": 0}
+    for output, (_, reference) in zip(outputs, pairs, strict=True):
+        actor, object_noun = nouns_of(reference)
+        roles = {object_noun: "the object", actor: "the true actor"}
+        counts[roles.get((nouns_of(output) or [""])[0], "another")] += 1
+    return {who: count / len(pairs) for who, count in counts.items()}
+
+
+def negation(english: str) -> tuple[str, str]:
+    """The helper of a negated English sentence and the word after "not": did, sing.
+
+    Two empty texts if it has no "not".
+    """
+    found = re.search(r"(\w+) not (\w+)", english)
+    return found.groups() if found else ("", "")
+
+
+def base_of(form: str) -> str:
+    """The base of an English verb's form, bring for brought; empty for what is no such form."""
+    bases = {
+        word: base
+        for text in VERBS.values()
+        for _, base, *more in rows(text)
+        for word in (base, *more)
+    }
+    return bases.get(form, "")
 
 
 def usual_order(source: str) -> str:

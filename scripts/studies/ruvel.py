@@ -38,8 +38,6 @@ from scripts.ch26_your_own_pair import (
     LEARNER,
     PAIRS,
     SPLITS,
-    actors,
-    by_object,
     case_scores,
     exact,
     fitted,
@@ -57,7 +55,10 @@ from scripts.corpora.invented import (
     BEINGS,
     THINGS,
     VERBS,
+    actors,
+    by_object,
     crossed,
+    negation,
     nouns_of,
     rows,
     ruvel_pairs,
@@ -163,7 +164,7 @@ def mistakes(outputs: Sequence[str], pairs: PAIRS) -> Counter[str]:
     counts = Counter()
     for output, (_, reference) in zip(outputs, pairs, strict=True):
         if output != reference:
-            helper, verb = re.search(r"(\w+) not (\w+)", reference).groups()
+            helper, verb = negation(reference)
             counts["wrong"] += 1
             counts["does for did"] += helper == "did" and "does not" in output
             counts["another verb or form"] += not re.search(rf"not {verb}\b", output)
@@ -175,11 +176,6 @@ def after_fifty(model: Trained, data: TrainingData, fifty: PAIRS) -> dict[str, A
     mixed = tuned(model, data, data.corpus["train"] + 10 * fifty, PASSES[10])
     wrong = mistakes(translations(mixed, ASKED), ASKED)
     return shares(mixed, data.corpus["test"], ASKED) | {"mistakes": wrong}
-
-
-def negation(target: str) -> tuple[str, str]:
-    """The helper and the verb of a negated English sentence: did, sing."""
-    return re.search(r"(\w+) not (\w+)", target).groups()
 
 
 def by_shown(pairs: PAIRS, fifty: PAIRS) -> dict[tuple[str, str], PAIRS]:

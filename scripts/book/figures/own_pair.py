@@ -1,4 +1,4 @@
-"""Drawings of chapter 26: words and their translation, who acts, what fine-tuning changes."""
+"""Drawings of chapter 26: words and their translation, who acts, what fine-tuning leaves wrong."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts import Late
-from scripts.book.charts import rounded, titled
-from scripts.book.look import GREY, PALETTE, colored
+from scripts.book.charts import bars, rounded, titled
+from scripts.book.look import GREY, INK, PALETTE, colored
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -43,68 +43,70 @@ def alignment(
     return drawn.properties(width=560, height=120)
 
 
+def ringed(chart: alt.Chart) -> alt.LayerChart:
+    """Filled points, and black rings above them for the rows whose column "mine" is true."""
+    filled = chart.transform_filter(~alt.datum.mine).mark_circle(size=70, opacity=0.6)
+    rings = chart.transform_filter(alt.datum.mine).mark_point(size=110, strokeWidth=2)
+    return filled + rings.encode(color=alt.value(INK))
+
+
 def actors_chart(
-    mine: Mapping[tuple[str, str, str], Mapping[str, float]],
+    mine: Mapping[tuple[str, str], Mapping[str, float]],
     runs: Sequence[Mapping[str, Mapping[str, Mapping[str, float]]]],
 ) -> alt.TopLevelMixin:
-    """How often the true actor acts, by who has a capital letter and who is first: a run a point.
+    """How often the true actor acts between beings, by who has a capital letter and who is first.
 
-    `runs` have shares by form, kind of object and actor, `mine` by (kind, capital, first). Raises
-    ValueError if `mine` is more than 0.3 beyond all runs, or if a run contradicts the title.
+    A run is a point. `runs` have shares by form, kind of object and actor; `mine`, of the reader's
+    model, by (capital, first). Raises ValueError if `mine` is more than 0.3 beyond all runs, or if
+    a run contradicts the title.
     """
     rows = [
-        {"object": kind, "capital": capital, "first": first.removesuffix(" first")} | shares
+        {"capital": capital, "first": first.removesuffix(" first")} | kinds["a being"]
         for run in runs
         for form, kinds in run.items()
         for capital, first in [form.split("; ")]
-        for kind, shares in kinds.items()
     ]
     frame = pd.DataFrame(rows)
-    true = frame.groupby(["object", "capital", "first"], sort=False)["the true actor"]
+    true = frame.groupby(["capital", "first"], sort=False)["the true actor"]
     low, high = true.min() - 0.3, true.max() + 0.3
     if not all(low[form] <= row["the true actor"] <= high[form] for form, row in mine.items()):
         raise ValueError("this model reads otherwise than the recorded ones")
-    beings = frame[frame["object"] == "a being"]
-    decides = beings["capital"].mask(beings["capital"].isin(["both", "neither"]), beings["first"])
-    expected = beings["the true actor"].where(decides == "the actor", beings["the object"])
+    decides = frame["capital"].mask(frame["capital"].isin(["both", "neither"]), frame["first"])
+    expected = frame["the true actor"].where(decides == "the actor", frame["the object"])
     if expected.min() < 0.55:
         raise ValueError("the outputs don't say what the title says")
     frame["share"] = 100 * frame["the true actor"]
     colors = dict(zip(frame["first"].unique(), PALETTE, strict=False))
     x = alt.X("share:Q", title="outputs in which the true actor acts (%)")
-    axes = {"a being": alt.Axis(title="who has a capital letter", domain=False), "a thing": None}
     legend = alt.Legend(orient="bottom", title="first in the sentence", values=[*colors])
-    points = (
-        alt.Chart(rounded(frame[["object", "capital", "first", "share"]]))
-        .mark_circle(size=70, opacity=0.6)
-        .encode(
-            x.scale(domain=[-4, 104], nice=False).axis(values=[0, 50, 100]),
-            colored("first", colors, legend=legend),
-            yOffset=alt.YOffset("first:N", sort=[*colors]),
-        )
+    points = alt.Chart(rounded(frame[["capital", "first", "share"]])).mark_circle(
+        size=70, opacity=0.6
     )
-    panels = [
-        points.encode(alt.Y("capital:N", sort=None, axis=axis))
-        .transform_filter(alt.datum.object == kind)
-        .properties(width=215, height=150, title=f"the object is {kind}")
-        for kind, axis in axes.items()
-    ]
+    points = points.encode(
+        x.scale(domain=[-4, 104], nice=False).axis(values=[0, 25, 50, 75, 100]),
+        alt.Y("capital:N", sort=None, title="who has a capital letter").axis(domain=False),
+        colored("first", colors, legend=legend),
+        yOffset=alt.YOffset("first:N", sort=[*colors]),
+    )
     return titled(
-        alt.hconcat(*panels).resolve_scale(y="shared"),
-        "Between beings the capital letter decides who acts; on a tie, the order",
+        points.properties(width=440, height=170),
+        "The capital letter decides who acts; on a tie, the order",
         f"The true actor should act in all. A point is one of {len(runs)} seeds.",
     )
 
 
-def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
+def tuning_chart(
+    mine: Mapping[str, Mapping[str, float]], runs: Sequence[Mapping[str, Any]]
+) -> alt.TopLevelMixin:
     """A point for each model: exactly right of the old sentences, and of the negated ones.
 
-    `runs` have them under "tuned", by name.
+    `mine` has the shares of the reader's models, by name: rings. `runs` have them under "tuned".
     """
     rows = [
-        {"trained on": name, "old": 100 * shares["old"], "negated": 100 * shares["negated"]}
-        for run in runs
-        for name, shares in run["tuned"].items()
+        {"trained on": name, "mine": scores is mine}
+        | {"old": 100 * shares["old"], "negated": 100 * shares["negated"]}
+        for scores in [*(run["tuned"] for run in runs), mine]
+        for name, shares in scores.items()
     ]
     frame = rounded(pd.DataFrame(rows))
     names = frame["trained on"].unique()
@@ -118,9 +120,27 @@ def tuning_chart(runs: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     places = frame.groupby("trained on", as_index=False).max()  # of the names: above the points
     named = {"align": "right", "dx": 6, "dy": -14, "fontSize": 13}
     texts = alt.Chart(places).mark_text(**named).encode(x, y, color, text="trained on")
-    drawn = alt.Chart(frame).mark_circle(size=80, opacity=0.6).encode(x, y, color) + texts
-    lowest, before = (frame[frame["trained on"] == name].min() for name in ("mixed", BEFORE))
+    drawn = ringed(alt.Chart(frame).encode(x, y, color)) + texts
+    recorded = frame[~frame["mine"]]
+    lowest, before = (recorded[recorded["trained on"] == name].min() for name in ("mixed", BEFORE))
     if lowest["negated"] < 40 or lowest["old"] < before["old"] - 1:
         raise ValueError("the mixed training forgets, or teaches too little for the title")
     title = "Mixed with old sentences, fifty negations teach and little is forgotten"
-    return titled(drawn, title, f"A point is one of {len(runs)} seeds; 200 sentences on each axis.")
+    caption = f"Points: {len(runs)} seeds. Rings: our models. 200 sentences on each axis."
+    return titled(drawn, title, caption)
+
+
+def causes_chart(causes: Sequence[str]) -> alt.TopLevelMixin:
+    """How many wrong negations have which cause, as the chapter's `cause` names it.
+
+    Raises ValueError if no more than half of them are explained.
+    """
+    names = ("helper", "verb form", "helper and verb form", "not explained")
+    frame = pd.DataFrame(
+        [(name, causes.count(name)) for name in names], columns=["cause", "outputs"]
+    )
+    if 2 * frame["outputs"][:-1].sum() <= len(causes):
+        raise ValueError("most causes aren't explained")
+    title = "Most wrong negations have a wrong helper, a wrong verb form, or both"
+    drawn = bars(frame, "cause", "outputs", value_title="wrong outputs", number_format="d")
+    return titled(drawn, title, f"Our mixed model: all its {len(causes)} wrong outputs of 200.")
