@@ -51,7 +51,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scripts import ROOT
 from scripts.book.exercises import check
 from scripts.book.figures import staircase
 from scripts.book.instruments import new_pages
@@ -72,9 +71,9 @@ bf16 = multiplies_bf16(torch.device("cpu"))  # has this processor products of 16
 #
 # > **In short.** "Faster" is a ratio of two programs' times, taken in turns. A program that races itself shows what chance does to the ratio.
 #
-# A *duel* times two programs that compute the same numbers. In each round both run once, and only the ratio of their times counts. If the machine is slow for a round, both times grow, and their ratio stays. If it is slow during one program only, the median of all rounds hardly moves. We count the processor's seconds (`time.process_time`), without other programs'.
+# A *duel* times two programs that compute the same numbers. In each round both run once, and only the ratio of their times counts: a slow machine stretches both. One disturbed run hardly moves the median of all rounds. We count the processor's seconds (`time.process_time`), without other programs'.
 #
-# **Your turn.** Write `duel`. Both run once to warm up. Then `before` begins the first round, `after` the second, and so on: the first to run leaves data in the cache, which can help or hinder the other.
+# **Your turn.** Write `duel`. Both run once to warm up. Then `before` begins the first round, `after` the second, and so on: whoever runs first leaves data in the cache.
 
 
 # %% tags=["yours"]
@@ -107,7 +106,7 @@ assert "".join(turns) == "ba" + "ba" + "ab" + "ba" and len(ratios) == 3  # warm-
 assert 1.5 < np.median(ratios) < 10, "four times the work"
 
 # %% [markdown]
-# The programs train chapter 4's model, one layer on each side, on 96 made-up pairs. A *lap* takes a training step on each batch.
+# The programs train chapter 4's model, one layer on each side, on 96 made-up pairs. A *lap* takes a step on each batch.
 
 
 # %%
@@ -162,7 +161,7 @@ lap = make_lap(to_longest[:1])
 show(duel(lap, lap), "the same again", at_least=0.8)
 
 # %% [markdown]
-# The median is near 1: `duel` favours neither side. The range shows what chance does.
+# The median is near 1. The range shows what chance does.
 #
 # ## The staircase
 #
@@ -183,14 +182,12 @@ show(duel(lap, lap), "the same again", at_least=0.8)
 # | products by hand | 16 bits between products, too |
 # | C, and what calls it | loops of our own for small operations |
 #
-# We raced them at *full size*: chapter 9's model on Multi30k, on one thread (`python -m scripts.studies.race_training stairs --save`). **Predict.** Which three stairs gain most?
+# We raced them at *full size*: chapter 9's model on Multi30k, on one thread ([record](../results/speed-stairs.json)). **Predict.** Which three stairs gain most?
 
 # %%
 staircase.lines_chart(stairs := load_record("speed-stairs"))
 
 # %% [markdown]
-# Fifty-five lines train 15 times as many tokens a second, the next 950 only 1.4 times as many as that.
-#
 # The table compares each stair with the one below it: median and range of seven rounds. In the last row the finished program races itself. A gain is *seen* if all seven ratios are larger than each ratio of that row.
 
 # %%
@@ -199,7 +196,7 @@ staircase.stairs_table(stairs)
 # %% [markdown]
 # Padding to the longest, 16 bits and sorting gain most. Where the table says *no*, chance alone could do as much.
 #
-# From *fused parts* on, the race ran the library's versions of these tricks, our fast path in `scripts/fast`. (With it on both sides *fused parts* gain 1.15.) All its other lines are counted in the last stair; 339 of them are C.
+# From *fused parts* on, the race ran our library's versions of the tricks (`scripts/fast`; with them on both sides *fused parts* gain 1.15). All other lines of these files count in the last stair; 339 of them are C (`grep -c . scripts/fast/passes.c`).
 #
 # Each section now explains a stair, and times it or its main part on a small model.
 #
@@ -207,7 +204,7 @@ staircase.stairs_table(stairs)
 #
 # > **In short.** The cheapest product is the one that isn't computed.
 #
-# The Annotated Transformer pads each sentence to a fixed width, 72 tokens. The model computes padding like words, and throws the results away. At fixed weights a stair must not change the loss of all pairs together, nor its gradient. We first compare this loss and the gradient's norm.
+# The Annotated Transformer pads each sentence to a fixed width, 72 tokens. The model computes padding like words, and throws the results away. At fixed weights a stair must not change the loss of all pairs, nor its gradient. We first compare this loss and the gradient's norm.
 
 
 # %%
@@ -234,15 +231,13 @@ show(duel(make_lap(to_72), make_lap(to_longest), 3), "padded to the longest", at
 show(duel(make_lap(to_longest), make_lap(by_length), 4), "sorted by length", at_least=1.1)
 
 # %% [markdown]
-# Loss and norm stay, and both stairs make a lap much faster. At full size padding to the longest leaves 2.6 times as large a share of real tokens; the rest of its 2.8 may come from larger batches, 51 pairs instead of 28.
-#
-# Sorting keeps the sum over an epoch, but not each step's gradient: a step now sees pairs of one length.
+# Loss and norm stay, and both stairs make a lap much faster. At full size padding fell from 78% of a batch to 45%, and sorting left 1% (the same record). More real tokens in a batch explain 2.6 and 1.8 of the two gains. Sorting keeps the sum over all pairs, not each step's gradient: one step now sees short sentences, another long ones.
 #
 # ## One line: 16 bits
 #
-# > **In short.** Our processor multiplies 16-bit numbers about twice as fast as 32-bit ones. Weights, Adam and sums inside a product stay in 32 bits.
+# > **In short.** Our processor multiplies 16-bit numbers about twice as fast as 32-bit ones. Weights and Adam stay in 32 bits.
 #
-# A bfloat16, or *bf16*, is the first half of a float32: it has the same range, but 8 binary digits instead of 24. `torch.autocast` rounds both factors of a product to bf16, and its result. The sums inside a product, LayerNorm and the loss are computed in 32 bits (Micikevicius et al. 2018); on a CPU attention's softmax isn't. So the numbers are the same only up to rounding. Most GPUs and some CPUs (AVX512-BF16, AMX) have such products.
+# A bfloat16, or *bf16*, is the first half of a float32: it has the same range, but 8 binary digits instead of 24. `torch.autocast` rounds both factors of a product to bf16, and its result. The sums inside a product, LayerNorm and the loss are computed in 32 bits (Micikevicius et al. 2018); attention's softmax is not, on a CPU. So the numbers are the same only up to rounding. Most GPUs and some CPUs (AVX512-BF16, AMX) have such products.
 
 # %%
 with torch.autocast("cpu", torch.bfloat16):
@@ -251,15 +246,15 @@ what, at_least = ("autocast", 1.1) if bf16 else ("skipped: no 16-bit products he
 show(duel(make_lap(by_length), make_lap(by_length, half=bf16)), what, at_least)
 
 # %% [markdown]
-# Do 16 bits learn as well? In two pairs of trainings the one in 16 bits had as low a loss; its BLEU on validation was 0.1 and 0.9 lower ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). Two pairs can't tell this from chance.
+# Do 16 bits learn as well? In two pairs of trainings the loss was as low, and BLEU on validation 0.1 and 0.9 lower ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). Two pairs can't tell this from chance.
 #
 # ## One call: keep memory
 #
-# > **In short.** The C library gives a large freed tensor's memory back to the operating system. The next tensor gets new pages, and the system clears each of them first.
+# > **In short.** The C library gives a large freed tensor's memory back to the operating system. The next tensor gets new pages, which the system clears first.
 #
-# In chapter 11 new pages took most of the loss's time. What do they cost a whole step? glibc, the C library of most Linux systems, can keep freed memory. By default it gives back each freed tensor above a limit of at most 32 MiB. So we make a batch of 40 pairs, whose logits are larger.
+# In chapter 11 new pages took most of the loss's time. What do they cost a whole step? glibc, the C library of most Linux systems, can keep freed memory. By default it comes to give back each tensor above 32 MiB (`USUAL`). So we make a batch of 40 pairs, whose logits are larger.
 #
-# The settings hold for the whole process. So each program takes four laps: only the first pays for what the other program gave back. If the pages go and the time stays, pages cost little.
+# The settings hold for the whole process. So each program takes four laps: only the first pays for what the other gave back. If the pages go and the time stays, pages cost little.
 
 
 # %%
@@ -295,9 +290,9 @@ assert not keep_memory() or pages["memory kept"] < pages["as usual"] / 2  # and 
 #
 # ## PyTorch's fused parts
 #
-# > **In short.** A *kernel* is one compiled loop over a tensor. Five kernels read and write their numbers five times; one *fused* kernel does so once.
+# > **In short.** A *kernel* is one compiled loop over a tensor. Five kernels read and write their numbers five times, one *fused* kernel once.
 #
-# Chapter 4's LayerNorm takes five kernels, which read or write a tensor nine times. `F.layer_norm` is one kernel: it does everything while a vector is in the cache. `Adam(fused=True)` updates all weights in one pass.
+# Chapter 4's LayerNorm takes five kernels. `F.layer_norm` is one: it does everything while a vector is in the cache. `Adam(fused=True)` updates all weights in one pass.
 
 
 # %%
@@ -326,25 +321,33 @@ with_fused = make_lap(by_length, fused_model(), half=bf16, fused=True)
 show(duel(make_lap(by_length, half=bf16), with_fused, 10), "fused parts")
 
 # %% [markdown]
-# Attention has a fused form: `F.scaled_dot_product_attention`. On a GPU it can be FlashAttention (Dao et al. 2022), which never stores the scores. **Predict.** What does it gain here, without dropout and with it?
+# Attention has a fused form: `F.scaled_dot_product_attention`. On a GPU it can be FlashAttention (Dao et al. 2022). **Predict.** What does it gain here, without dropout and with it?
 
 
 # %%
 qkv = torch.randn(3, 64, 4, 16, 32, requires_grad=True)  # each (B, H, T, d_k)
+
+
+def attention_by_parts(p: float) -> None:
+    attention(*qkv, dropout=partial(F.dropout, p=p))[0].sum().backward()
+
+
+def fused_attention(p: float) -> None:
+    F.scaled_dot_product_attention(*qkv, dropout_p=p).sum().backward()
+
+
 for p in (0.0, 0.1):
-    by_parts = partial(attention, *qkv, dropout=partial(F.dropout, p=p))
-    fused = partial(F.scaled_dot_product_attention, *qkv, dropout_p=p)
-    ratios = duel(lambda: by_parts()[0].sum().backward(), lambda: fused().sum().backward(), 20)  # noqa: B023
+    ratios = duel(partial(attention_by_parts, p), partial(fused_attention, p), 20)
     show(ratios, f"attention alone, dropout {p}")
 
 # %% [markdown]
-# Without dropout it is faster. With dropout it gains nothing: PyTorch's fused kernel for CPUs has none, so the function falls back to plain operations. We train with dropout, so here it is a **dead end**.
+# Without dropout it is faster. With dropout it gains nothing: PyTorch's fused kernel for CPUs has none, so plain operations run. We train with dropout, so here it is a **dead end**.
 #
 # ## `torch.compile`
 #
-# > **In short.** PyTorch's compiler fuses small operations by itself, in one line. Which ones gain has to be measured.
+# > **In short.** PyTorch's compiler fuses small operations, in one line. Which gain, only a race can tell.
 #
-# `torch.compile(f)` records the operations of `f`, then writes and compiles C++ that does them in few passes. A whole step takes it long, so here are two pieces. **Predict.** Which gains more: LayerNorm with ReLU, or dropout?
+# `torch.compile(f)` records the operations of `f`, then writes and compiles C++ that does them in few passes. A whole step compiles long, so here are two pieces. **Predict.** Which gains more: LayerNorm with ReLU, or dropout?
 
 # %%
 norm, x = LayerNorm(512).requires_grad_(False), torch.randn(1024, 512)
@@ -356,13 +359,13 @@ else:
     print("duel: skipped, as there is no C++ compiler")
 
 # %% [markdown]
-# LayerNorm and ReLU become one kernel, many times as fast. Dropout gets *slower*: the C++ makes its random numbers one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). And a whole step? Of the four programs in *Against others* two get slower and none clearly faster.
+# LayerNorm and ReLU become one kernel, many times as fast. Dropout gets *slower*: the C++ makes its random numbers one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). (What it does to a whole step says *Against others*.)
 #
 # ## What dropout costs
 #
 # > **In short.** Dropout needs only a yes or a no for each number: 16 random bits are enough.
 #
-# We have `random_` make 64 bits at once, and cut them into four numbers of 16. An entry is dropped if its number is among the $p\cdot 65{,}536$ lowest, rounded.
+# `random_`, from −2⁶³ without an upper end, makes 64 bits at once. We cut them into four numbers of 16. An entry is dropped if its number is among the $p\cdot 65{,}536$ lowest, rounded.
 
 
 # %%
@@ -371,8 +374,7 @@ DRAWS = 2**16  # the values of 16 random bits
 
 def keep_mask(shape: torch.Size, p: float, like: Tensor) -> Tensor:
     """1 where an entry stays and 0 where dropout takes it: `shape`, in the dtype of `like`."""
-    bits = torch.empty(math.ceil(math.prod(shape) / 4), dtype=torch.int64)
-    bits.random_(-(2**63), None)  # all 64 bits
+    bits = torch.empty(math.ceil(math.prod(shape) / 4), dtype=torch.int64).random_(-(2**63), None)
     draws = bits.view(torch.int16)[: math.prod(shape)]  # −32,768 to 32,767
     return (draws >= round(p * DRAWS) - DRAWS // 2).to(like.dtype).view(shape)
 
@@ -399,13 +401,13 @@ with_bits = make_lap(by_length, become(fused_model(), nn.Dropout, BitDropout), b
 show(duel(with_fused, with_bits, 10), "dropout from 16 bits")
 
 # %% [markdown]
-# On our AMD processors dropout becomes several times as fast, so most of its time went into random numbers. Dropout is a small part of a step, so the step gains less.
+# On our AMD processors dropout becomes several times as fast: most of its time went into random numbers. It is a small part of a step, so the step gains less.
 #
 # ## Memory: a loss that never holds all logits
 #
-# > **In short.** The logits are the largest tensor of a step. Make a few rows of them at a time, and overwrite them. That saves memory above all.
+# > **In short.** The logits are the largest tensor of a step. Make a few rows of them at a time, and overwrite them.
 #
-# For 2,048 targets and 8,192 words the logits $z = XW^\top + b$ take 64 MiB. The gradients of the smoothed loss (chapter 6) are:
+# With logits $z = XW^\top + b$ the gradients of the smoothed loss (chapter 6) are:
 #
 # $$ \frac{\partial\ell}{\partial z} = P - Y,\qquad \frac{\partial\ell}{\partial X} = (P - Y)\,W,\qquad \frac{\partial\ell}{\partial W} = (P - Y)^\top X $$
 #
@@ -450,19 +452,14 @@ class LinearCrossEntropy(torch.autograd.Function):
 # %%
 shapes, labels = ((7, 4), (11, 4), (11,)), torch.tensor([3, 1, PAD, 2, 5, 10, 9])
 leaves = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+real = labels != PAD
 
-
-def loss_of_real(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    real = labels != PAD
-    return LinearCrossEntropy.apply(x[real], weight, bias, labels[real], 0.1, 3)[0]
-
-
-textbook = LabelSmoothing(0.1)(F.linear(*leaves), labels)[0]
-torch.testing.assert_close(loss_of_real(*leaves), textbook)
-assert torch.autograd.gradcheck(loss_of_real, leaves)  # chapter 1
+in_chunks = lambda x, w, b: LinearCrossEntropy.apply(x[real], w, b, labels[real], 0.1, 3)  # noqa: E731
+torch.testing.assert_close(in_chunks(*leaves), LabelSmoothing(0.1)(F.linear(*leaves), labels))
+assert torch.autograd.gradcheck(lambda *leaves: in_chunks(*leaves)[0], leaves)  # chapter 1
 
 # %% [markdown]
-# `LinearCrossEntropy` counts every label, so padding must be taken out before. Now we measure the memory of 1,024 rows, forward and backward. **Predict.** How many tensors of the logits' size does the textbook's loss hold at once?
+# Every label counts, so padding must be taken out before. Now we measure the memory of 1,024 rows, forward and backward. **Predict.** How many tensors of the logits' size does the textbook's loss hold at once?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -482,16 +479,17 @@ for name in ("F.cross_entropy", "loss in chunks"):
     torch.testing.assert_close(losses[name](), losses["textbook"](), rtol=1e-5, atol=0.0)
     show(duel(partial(backward, "textbook"), partial(backward, name), rounds=4), f"{name}, alone")
 with torch.autocast("cpu", torch.bfloat16):
-    torch.testing.assert_close(losses[name](), losses["textbook"](), rtol=1e-4, atol=0.0)
+    in_16_bits = losses["loss in chunks"](), losses["textbook"]()
+torch.testing.assert_close(*in_16_bits, rtol=1e-4, atol=0.0)
 
 # %% [markdown]
-# The textbook's loss holds five. As a stair, chunks save hardly any time. In the finished program they gain 1.16: there C computes their softmax, and two threads share it (we haven't told the two apart). They save nearly half its memory: it takes 443 MiB, and 793 with the textbook's loss ([record](../results/speed-steps.json), 16 bits). `F.cross_entropy` returns the smoothed loss alone; our training reports the plain one, too.
+# The textbook's loss holds five. As a stair, chunks save hardly any time. In the finished program they gain 1.16 and save nearly half the memory ([record](../results/speed-steps.json), 16 bits). There C computes their softmax, on two threads; we haven't told the two apart. `F.cross_entropy` returns the smoothed loss alone; we report the plain one, too.
 #
 # ## Rows instead of rectangles
 #
 # > **In short.** Only attention and positions need to know where a sentence begins. All other layers can take a list of real tokens, without padding.
 #
-# Sorting leaves some padding, and sometimes the order is given. So a batch becomes rows (N, D), one for each real token. Chapter 4's layers take them as they are. Attention alone spreads them into a rectangle, and gathers them again.
+# Sometimes the order is given, and batches keep their padding. So a batch becomes rows (N, D), one for each real token. Attention spreads them into a rectangle, and gathers them again.
 #
 # **Your turn.** Write `Layout`.
 
@@ -540,7 +538,7 @@ ratios = duel(lambda: layer(cells).sum().backward(), lambda: by_rows().sum().bac
 show(ratios, f"a feed-forward layer alone, by rows; {1 - real.double().mean():.0%} was padding")
 
 # %% [markdown]
-# This batch isn't sorted, so rows gain much. At full size sorting has left 1% of padding. *Products by hand*, `LinearProduct` in [`scripts/fast`](../scripts/fast/fast.py), keeps rows in 16 bits where autocast converts back and forth. As stairs neither gains.
+# This batch isn't sorted, so rows gain much. At full size sorting has left 1% padding. *Products by hand*, `LinearProduct` in [`scripts/fast`](../scripts/fast/fast.py), keeps rows in 16 bits where autocast converts back and forth. As stairs neither gains.
 #
 # ## Last, C
 #
@@ -549,12 +547,10 @@ show(ratios, f"a feed-forward layer alone, by rows; {1 - real.double().mean():.0
 # `BitDropout` makes bits, compares, converts and multiplies twice: five passes, and a mask kept for the backward pass. A loop of our own needs one pass and no mask. It is in [`passes.c`](../scripts/fast/passes.c):
 
 # %%
-source = ROOT / "scripts" / "fast" / "passes.c"
-start = (code := source.read_text("utf-8")).index("/* dropout(x) of")
-print(code[start : code.index("\n}\n", start) + 2])
+print(compiled.source("passes", "drop"))
 
 # %% [markdown]
-# `draw` makes the bits from a seed and the block's number `b` alone (Salmon et al. 2011). So the backward pass draws the *same* bits again, and only the seed is kept. `gate` and `more` are for ReLU and the residual; here they are null. `PARALLEL` lets threads share the blocks. `SIMD` lets the processor compute 8 or 16 numbers at once.
+# `draw` makes the bits from a seed and the block's number `b` alone (Salmon et al. 2011). So the backward pass draws the *same* bits again, and only the seed is kept. `gate` and `more` are for ReLU and the residual; here they are null. `PARALLEL` shares the blocks among threads, `SIMD` computes 8 or 16 numbers at once.
 #
 # [`compiled.call`](../scripts/fast/compiled.py) compiles the file, loads it, and hands C the tensors' addresses.
 
@@ -603,33 +599,33 @@ else:
 #
 # ## A factor isn't the trick's own
 #
-# > **In short.** How many times as fast? That is a question about a trick *and* a program.
+# > **In short.** "How many times as fast?" asks about a trick *and* a program.
 #
-# Another race took each trick out of the finished program, on two threads, in 32 bits and in 16 ([record](../results/speed-steps.json)). The order was fixed, and its control is 2% low in 16 bits. There a step takes half as long as in 32. If a factor were the trick's own, it would be the same in both. **Predict.** Which tricks' factors grow in 16 bits, and which shrink?
+# Another race took each trick out of the finished program, with two threads, in 32 bits and in 16 ([record](../results/speed-steps.json)). If a factor were the trick's own, both would find the same. In 16 bits the step takes half as long. **Predict.** Which factors grow there, and which shrink? (The order was fixed; in 16 bits the control is 2% low.)
 
 # %%
 staircase.savings(load_record("speed-steps"))
 
 # %% [markdown]
-# Dropout from 16 bits saves about 90 ms of either step. **Where a trick saves the same milliseconds, its factor grows as the step gets shorter.** Loops for dropout, attention and the softmax do: 16 bits hardly shorten what they save. **Where 16 bits do a trick's work, its factor shrinks.** oneDNN multiplies 32-bit numbers faster than PyTorch's usual library; for 16 bits PyTorch takes oneDNN anyway. (C's dropout needs the 16 bits, so their row counts its loop, too.)
+# Dropout from 16 bits saves about 90 milliseconds of either step. **Where a trick saves the same time, its factor grows as the step gets shorter.** The first five do. **Where 16 bits do a trick's work, its factor shrinks.** oneDNN is a library whose 32-bit products are faster here than PyTorch's usual ones; for 16 bits PyTorch takes it anyway. (Kept memory shrinks, too; why, we haven't tested.)
 #
 # ### Against others
 #
-# We raced the textbook's step and those of three libraries' models against ours: the same size and batches, 16 bits, two threads ([record](../results/speed-peers.json), [compiled](../results/speed-compiled.json)). How many times as long does a step take as ours, and how many times the memory, as a library comes, with freed memory kept, and also compiled?
+# We raced the textbook's step and those of three libraries' models against ours: the same size and batches, 16 bits, two threads ([record](../results/speed-peers.json), [compiled](../results/speed-compiled.json)). How many times as long does a step take as ours, and how many times the memory?
 
 # %%
 staircase.peers_table(load_record("speed-peers"), load_record("speed-compiled"))
 
 # %% [markdown]
-# Ours is the fastest. The next, x-transformers, takes at least 1.7 times as long and 1.4 times the memory, though it drops out in fewer places. Ours alone has the fused Adam; the table above gives it 1 to 3%, measured by its control.
+# Ours is the fastest. The next, x-transformers compiled, takes 1.7 times as long and 1.4 times the memory; it drops out in fewer places. Ours alone has the fused Adam, worth 1 to 3% against the control above. Compiling slows two of the four.
 #
 # ## A GPU
 #
-# > **In short.** A GPU computes only what a CPU asks for, kernel by kernel. For a small model look at the asking first.
+# > **In short.** A GPU computes what a CPU asks for, kernel by kernel. For a small model, look at the asking.
 #
-# For each kernel the CPU runs some Python, PyTorch's bookkeeping for gradients, and a *launch*. On an H200 we timed the same model's step in five stages (`python -m scripts.studies.waterfall small`). New are:
+# For each kernel the CPU runs Python, prepares the gradient, and *launches* it. On an H200 we timed the same model's step in five stages. New are:
 #
-# - **Fused parts, nothing waits.** LayerNorm, Adam and attention are PyTorch's fused ones. Python never reads a number from the GPU: the CPU would have to wait.
+# - **Fused parts, nothing waits.** LayerNorm, Adam and attention are PyTorch's fused ones. Python never waits for a number from the GPU.
 # - **Few shapes.** The corpus lies on the GPU. Each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least.
 # - **Recorded.** A whole [step](../scripts/core/steps.py) is recorded once for each shape, and then launched at once: a **CUDA graph**.
 #
@@ -639,7 +635,7 @@ staircase.peers_table(load_record("speed-peers"), load_record("speed-compiled"))
 (stages := staircase.stages_table(load_record("gpu-waterfall-small")["stages"]))
 
 # %% [markdown]
-# The recording makes a step nine times as fast: what the CPU does for a kernel takes longer than the kernel. It takes nearly twice the memory ([record](../results/gpu-waterfall-small.json)). 16 bits even cost time, in all five rounds: they add conversions, each of them one more launch.
+# The recording makes a step nine times as fast: the CPU's work for a kernel takes longer than the kernel. It takes nearly twice the memory ([record](../results/gpu-waterfall-small.json)). 16 bits even cost time, in all five rounds: their conversions are kernels, too.
 
 # %%
 staircase.launches_chart(stages)
@@ -647,7 +643,7 @@ staircase.launches_chart(stages)
 # %% [markdown]
 # ## To 40 BLEU
 #
-# From nothing to a translator on two cores: tokenizer, training and validation, with three seeds. The recipe is another: a narrower model, and Muon instead of Adam. Can you be faster ([rules and recipe](../docs/speedrun.md))?
+# From nothing to a translator on two cores: tokenizer, training and validation, with three seeds. The recipe has a narrower model, and Muon for Adam. Can you be faster ([rules and recipe](../docs/speedrun.md))?
 
 # %%
 for run in load_record("speedrun-cpu-1")["runs"]:
@@ -656,10 +652,10 @@ for run in load_record("speedrun-cpu-1")["runs"]:
 # %% [markdown]
 # ## Summary
 #
-# - A trick counts if it computes the same numbers, up to rounding, and if its ratios lie beyond the control's.
-# - Begin with what costs few lines: padding, 16 bits, kept memory, fused parts. Then sort, in 26 lines. The next 950 bring about 1.4.
+# - A trick counts if it computes the same numbers, up to rounding, and its ratios lie beyond the control's.
+# - Begin with what costs few lines: padding, 16 bits, kept memory, fused parts, sorting. 55 lines bring 15, the next 950 only 1.4.
 # - Ask what a fused operation does with *your* settings: on a CPU dropout rules out PyTorch's fast attention.
-# - A trick's factor isn't its own: it grows when the rest of the step gets faster.
+# - A trick's factor isn't its own: if it saves the same time, it grows as the rest gets faster.
 # - On a GPU a small model waits for launches: recording a step makes it nine times as fast.
 #
 # **What the paper did that we don't.** It took 25,000 tokens a side for a batch (§5.1), on eight GPUs (§5.2).
