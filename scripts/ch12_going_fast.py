@@ -161,7 +161,7 @@ lap = make_lap(to_longest[:1])
 show(duel(lap, lap), "the same again", at_least=0.8)
 
 # %% [markdown]
-# The median is near 1. The range shows what chance does.
+# The median is near 1; the range is chance.
 #
 # ## The staircase
 #
@@ -188,7 +188,7 @@ show(duel(lap, lap), "the same again", at_least=0.8)
 staircase.lines_chart(stairs := load_record("speed-stairs"))
 
 # %% [markdown]
-# The table compares each stair with the one below it: median and range of seven rounds. In the last row the finished program races itself. A gain is *seen* if all seven ratios are larger than each ratio of that row.
+# The table compares each stair with the one below it: median and range of seven rounds. In the last row the finished program races itself. A gain is *seen* if all seven ratios exceed each of that row.
 
 # %%
 staircase.stairs_table(stairs)
@@ -359,7 +359,7 @@ else:
     print("duel: skipped, as there is no C++ compiler")
 
 # %% [markdown]
-# LayerNorm and ReLU become one kernel, many times as fast. Dropout gets *slower*: the C++ makes its random numbers one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)). (What it does to a whole step says *Against others*.)
+# LayerNorm and ReLU become one kernel, many times as fast. Dropout gets *slower*: the C++ makes its random numbers one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)).
 #
 # ## What dropout costs
 #
@@ -459,7 +459,7 @@ torch.testing.assert_close(in_chunks(*leaves), LabelSmoothing(0.1)(F.linear(*lea
 assert torch.autograd.gradcheck(lambda *leaves: in_chunks(*leaves)[0], leaves)  # chapter 1
 
 # %% [markdown]
-# Every label counts, so padding must be taken out before. Now we measure the memory of 1,024 rows, forward and backward. **Predict.** How many tensors of the logits' size does the textbook's loss hold at once?
+# Every label counts, so padding must be taken out before. We measure the memory of 1,024 rows, forward and backward. **Predict.** How many tensors of the logits' size does the textbook's loss hold at once?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -483,7 +483,7 @@ with torch.autocast("cpu", torch.bfloat16):
 torch.testing.assert_close(*in_16_bits, rtol=1e-4, atol=0.0)
 
 # %% [markdown]
-# The textbook's loss holds five. As a stair, chunks save hardly any time. In the finished program they gain 1.16 and save nearly half the memory ([record](../results/speed-steps.json), 16 bits). There C computes their softmax, on two threads; we haven't told the two apart. `F.cross_entropy` returns the smoothed loss alone; we report the plain one, too.
+# The textbook's loss holds five. As a stair, chunks save hardly any time. In the finished program they gain 1.16 and save nearly half the memory ([record](../results/speed-steps.json), 16 bits). There C computes their softmax, on two threads; we haven't told the two apart.
 #
 # ## Rows instead of rectangles
 #
@@ -538,19 +538,19 @@ ratios = duel(lambda: layer(cells).sum().backward(), lambda: by_rows().sum().bac
 show(ratios, f"a feed-forward layer alone, by rows; {1 - real.double().mean():.0%} was padding")
 
 # %% [markdown]
-# This batch isn't sorted, so rows gain much. At full size sorting has left 1% padding. *Products by hand*, `LinearProduct` in [`scripts/fast`](../scripts/fast/fast.py), keeps rows in 16 bits where autocast converts back and forth. As stairs neither gains.
+# This batch isn't sorted, so rows gain much. At full size sorting left 1% padding. *Products by hand*, `LinearProduct` in [`scripts/fast`](../scripts/fast/fast.py), keeps rows in 16 bits where autocast converts back and forth. As stairs neither gains.
 #
 # ## Last, C
 #
 # > **In short.** Where no library has the loop that you need, write it. It takes the most code for its gain, so it comes last.
 #
-# `BitDropout` makes bits, compares, converts and multiplies twice: five passes, and a mask kept for the backward pass. A loop of our own needs one pass and no mask. It is in [`passes.c`](../scripts/fast/passes.c):
+# `BitDropout` makes bits, compares, converts and multiplies twice: five passes, and a mask kept for the backward pass. A loop of our own needs one pass and no mask ([`passes.c`](../scripts/fast/passes.c)):
 
 # %%
 print(compiled.source("passes", "drop"))
 
 # %% [markdown]
-# `draw` makes the bits from a seed and the block's number `b` alone (Salmon et al. 2011). So the backward pass draws the *same* bits again, and only the seed is kept. `gate` and `more` are for ReLU and the residual; here they are null. `PARALLEL` shares the blocks among threads, `SIMD` computes 8 or 16 numbers at once.
+# `draw` makes the bits from a seed and the block's number `b` alone (Salmon et al. 2011). So the backward pass draws the *same* bits again, and only the seed is kept. `gate` and `more`, for ReLU and the residual, are null here. `PARALLEL` shares the blocks among threads, `SIMD` computes 8 or 16 numbers at once.
 #
 # [`compiled.call`](../scripts/fast/compiled.py) compiles the file, loads it, and hands C the tensors' addresses.
 
@@ -611,13 +611,13 @@ staircase.savings(load_record("speed-steps"))
 #
 # ### Against others
 #
-# We raced the textbook's step and those of three libraries' models against ours: the same size and batches, 16 bits, two threads ([record](../results/speed-peers.json), [compiled](../results/speed-compiled.json)). How many times as long does a step take as ours, and how many times the memory?
+# We raced the textbook's step and those of three libraries' models against ours: the same size and batches, 16 bits, two threads ([record](../results/speed-peers.json), [compiled](../results/speed-compiled.json)). The table has multiples of our step's time and memory.
 
 # %%
 staircase.peers_table(load_record("speed-peers"), load_record("speed-compiled"))
 
 # %% [markdown]
-# Ours is the fastest. The next, x-transformers compiled, takes 1.7 times as long and 1.4 times the memory; it drops out in fewer places. Ours alone has the fused Adam, worth 1 to 3% against the control above. Compiling slows two of the four.
+# Ours is the fastest. The next, x-transformers compiled, takes 1.7 times as long and 1.4 times the memory. Ours alone has the fused Adam, worth 1 to 3% against the control above. Compiling slows two of the four.
 #
 # ## A GPU
 #
@@ -626,7 +626,7 @@ staircase.peers_table(load_record("speed-peers"), load_record("speed-compiled"))
 # For each kernel the CPU runs Python, prepares the gradient, and *launches* it. On an H200 we timed the same model's step in five stages. New are:
 #
 # - **Fused parts, nothing waits.** LayerNorm, Adam and attention are PyTorch's fused ones. Python never waits for a number from the GPU.
-# - **Few shapes.** The corpus lies on the GPU. Each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least.
+# - **Few shapes.** The corpus lies on the GPU. Each pair is padded to the narrowest of eight widths that fits ([`static.py`](../scripts/core/static.py)).
 # - **Recorded.** A whole [step](../scripts/core/steps.py) is recorded once for each shape, and then launched at once: a **CUDA graph**.
 #
 # **Predict.** Which stage gains most?

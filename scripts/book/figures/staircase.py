@@ -85,7 +85,7 @@ def savings(record: Mapping[str, Any]) -> pd.DataFrame:
         finished = 1000 * reports["ours"]["seconds_per_step"]
         columns["ms saved", bits] = ((factors - 1) * finished).round().astype(int)
         columns["times as fast", bits] = factors.round(2)
-    table = pd.DataFrame(columns).sort_index(axis=1)
+    table = pd.DataFrame(columns)[["ms saved", "times as fast"]]  # each in 32 bits, then in 16
     wide, half = table["times as fast", "32 bits"], table["times as fast", "16 bits"]
     assert (half > wide)[:6].all() and (half < wide)[-3:].all(), "the text says so"
     return table
@@ -146,7 +146,7 @@ def lines_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
     return titled(
         alt.layer(*layers).properties(width=560, height=360),
         f"{few:.0f} lines make training {fast:.0f} times as fast, "
-        f"the next {round(most - few, -1):,.0f} only {fastest / fast:.1f} times as fast as that",
+        f"the next {round(most - few, -1):,.0f} add a factor of {fastest / fast:.1f}",
         "Each dot is a stair, measured at full size. Across: the lines of code that it needs, "
         "added up. Upwards, by factors: real tokens trained in a second.",
     )
@@ -232,5 +232,5 @@ def launches_chart(stages: pd.DataFrame) -> alt.TopLevelMixin:
         "One by one, the GPU works at most a ninth of the time",
         "A scheme of ten kernels. Above, the CPU prepares each one: Python, bookkeeping, launch. "
         "Below, it launches all ten at once. Bars are a tenth of the measured steps, without a "
-        "recording and with one. Assumed: equal kernels, and a recorded step without gaps.",
+        "recording and with one. Assumed: equal kernels, a recorded step without gaps, its launch.",
     )
