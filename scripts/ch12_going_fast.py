@@ -231,7 +231,7 @@ show(duel(make_lap(to_72), make_lap(to_longest), 3), "padded to the longest", at
 show(duel(make_lap(to_longest), make_lap(by_length), 4), "sorted by length", at_least=1.1)
 
 # %% [markdown]
-# Loss and norm stay, and both stairs make a lap much faster. At full size padding fell from 78% of a batch to 45%, and sorting left 1% (the same record). More real tokens in a batch explain 2.6 and 1.8 of the two gains. Sorting keeps the sum over all pairs, not each step's gradient: one step now sees short sentences, another long ones.
+# Loss and norm stay, and both stairs make a lap much faster. At full size padding fell from 78% of a batch to 45%, and sorting left 1% (the same record). The larger share of real tokens explains 2.6 and 1.8 of the two gains. Sorting keeps the sum over all pairs, not each step's gradient: one step now sees short sentences, another long ones.
 #
 # ## One line: 16 bits
 #
@@ -538,7 +538,7 @@ ratios = duel(lambda: layer(cells).sum().backward(), lambda: by_rows().sum().bac
 show(ratios, f"a feed-forward layer alone, by rows; {1 - real.double().mean():.0%} was padding")
 
 # %% [markdown]
-# This batch isn't sorted, so rows gain much. At full size sorting left 1% padding. *Products by hand*, `LinearProduct` in [`scripts/fast`](../scripts/fast/fast.py), keeps rows in 16 bits where autocast converts back and forth. As stairs neither gains.
+# This batch isn't sorted, so rows gain much. At full size 1% was padding. *Products by hand*, `LinearProduct` in [`scripts/fast`](../scripts/fast/fast.py), keeps rows in 16 bits where autocast converts back and forth. As stairs neither gains.
 #
 # ## Last, C
 #
@@ -564,7 +564,8 @@ class DropoutMask(ctypes.Structure):
 
 def drop_in_c(x: Tensor, mask: DropoutMask) -> Tensor:
     """Dropout of x (float32) by C's `drop`, on one thread."""
-    out, gate, more, half, threads = torch.empty_like(x), None, None, False, 1
+    x, gate, more, half, threads = x.contiguous(), None, None, False, 1
+    out = torch.empty_like(x)
     compiled.call("passes", "drop", x, half, x.numel(), more, gate, mask, out, half, threads)
     return out
 
@@ -601,29 +602,29 @@ else:
 #
 # > **In short.** "How many times as fast?" asks about a trick *and* a program.
 #
-# Another race took each trick out of the finished program, with two threads, in 32 bits and in 16 ([record](../results/speed-steps.json)). If a factor were the trick's own, both would find the same. In 16 bits the step takes half as long. **Predict.** Which factors grow there, and which shrink? (The order was fixed; in 16 bits the control is 2% low.)
+# Another race took each trick out of the finished program, with two threads, in 32 bits and in 16 ([record](../results/speed-steps.json)). If a factor were the trick's own, both would find the same. In 16 bits the step takes half as long. **Predict.** Which factors grow there, and which shrink? (The order was fixed, and in 16 bits the control is 2% low.)
 
 # %%
 staircase.savings(load_record("speed-steps"))
 
 # %% [markdown]
-# Dropout from 16 bits saves about 90 milliseconds of either step. **Where a trick saves the same time, its factor grows as the step gets shorter.** The first five do. **Where 16 bits do a trick's work, its factor shrinks.** oneDNN is a library whose 32-bit products are faster here than PyTorch's usual ones; for 16 bits PyTorch takes it anyway. (Kept memory shrinks, too; why, we haven't tested.)
+# Dropout from 16 bits saves about 90 milliseconds of either step. **Where a trick saves as much of a shorter step, its factor grows.** The first five do. **Where 16 bits do a trick's work, its factor shrinks.** oneDNN is a library whose 32-bit products are faster here than PyTorch's usual ones; for 16 bits PyTorch takes it anyway. (Kept memory shrinks, too; why, we haven't tested.)
 #
 # ### Against others
 #
-# We raced the textbook's step and those of three libraries' models against ours: the same size and batches, 16 bits, two threads ([record](../results/speed-peers.json), [compiled](../results/speed-compiled.json)). The table has multiples of our step's time and memory.
+# We raced the textbook's step and those of three libraries' models against ours: the same size and batches, 16 bits, two threads ([record](../results/speed-peers.json), [compiled](../results/speed-compiled.json)). The table has multiples of our time and memory.
 
 # %%
 staircase.peers_table(load_record("speed-peers"), load_record("speed-compiled"))
 
 # %% [markdown]
-# Ours is the fastest. The next, x-transformers compiled, takes 1.7 times as long and 1.4 times the memory. Ours alone has the fused Adam, worth 1 to 3% against the control above. Compiling slows two of the four.
+# Ours is the fastest. The next, x-transformers compiled, takes 1.7 times as long and 1.4 times the memory. Ours alone has the fused Adam, worth 1 to 3% against the control above. Compiling clearly slows two of the four.
 #
 # ## A GPU
 #
-# > **In short.** A GPU computes what a CPU asks for, kernel by kernel. For a small model, look at the asking.
+# > **In short.** A GPU computes what a CPU asks for, kernel by kernel. In a small model the kernels are short.
 #
-# For each kernel the CPU runs Python, prepares the gradient, and *launches* it. On an H200 we timed the same model's step in five stages. New are:
+# For each kernel the CPU runs Python, prepares its gradient, and *launches* it. On an H200 we timed the same model's step in five stages. New are:
 #
 # - **Fused parts, nothing waits.** LayerNorm, Adam and attention are PyTorch's fused ones. Python never waits for a number from the GPU.
 # - **Few shapes.** The corpus lies on the GPU. Each pair is padded to the narrowest of eight widths that fits ([`static.py`](../scripts/core/static.py)).
@@ -655,7 +656,7 @@ for run in load_record("speedrun-cpu-1")["runs"]:
 # - A trick counts if it computes the same numbers, up to rounding, and its ratios lie beyond the control's.
 # - Begin with what costs few lines: padding, 16 bits, kept memory, fused parts, sorting. 55 lines bring 15, the next 950 only 1.4.
 # - Ask what a fused operation does with *your* settings: on a CPU dropout rules out PyTorch's fast attention.
-# - A trick's factor isn't its own: if it saves the same time, it grows as the rest gets faster.
+# - A trick's factor isn't its own: if it saves as much of a shorter step, the factor grows.
 # - On a GPU a small model waits for launches: recording a step makes it nine times as fast.
 #
 # **What the paper did that we don't.** It took 25,000 tokens a side for a batch (§5.1), on eight GPUs (§5.2).
