@@ -232,5 +232,5 @@ def launches_chart(stages: pd.DataFrame) -> alt.TopLevelMixin:
         "One by one, the GPU works at most a ninth of the time",
         "A scheme of ten kernels. Above, the CPU prepares each one: Python, bookkeeping, launch. "
         "Below, it launches all ten at once. Bars are a tenth of the measured steps, without a "
-        "recording and with one. Assumed: equal kernels, a recorded step without gaps, its launch.",
+        "recording and with one. Assumed: equal kernels, no gaps below, the length of that launch.",
     )
