@@ -1,13 +1,15 @@
-"""Chapter 12: what the loss in chunks holds."""
+"""Chapter 12: what the loss in chunks holds, and dropout in C."""
 
 import itertools
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from scripts.ch06_training import LabelSmoothing
-from scripts.ch12_going_fast import LinearCrossEntropy
+from scripts.ch12_going_fast import LinearCrossEntropy, SeededDropout
+from scripts.fast import compiled
 
 
 def test_the_loss_in_chunks_is_the_textbooks_for_large_logits_too():
@@ -38,3 +40,11 @@ def test_the_loss_holds_two_chunks_of_logits_where_the_textbooks_holds_five_tens
     )[0].backward()
     for rows_held, loss in ((5 * rows, textbook), (2 * chunk, in_chunks)):
         assert rows_held <= peak_bytes(loss) / (4 * V) < rows_held + chunk / 2
+
+
+@pytest.mark.skipif(compiled.loaded("passes") is None, reason="no C compiler")
+def test_dropout_in_c_has_the_gradient_of_an_expanded_one_too():
+    x = torch.ones(300, 7, requires_grad=True)
+    out = SeededDropout.apply(x, 0.25)
+    out.sum().backward()  # a gradient of one number, which all places share
+    assert x.grad.equal(out)

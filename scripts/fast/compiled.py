@@ -25,6 +25,13 @@ LANES = 16  # numbers processed together: a head's width must be a multiple of i
 P = ctypes.c_void_p  # a pointer, or a 64-bit integer
 
 
+def source(file: str, name: str) -> str:
+    """A function of FILE.c as it is written, with the comment above it."""
+    text = (HERE / f"{file}.c").read_text("utf-8")
+    at = text.index(f"void {name}(")
+    return text[text.rindex("\n\n", 0, at) + 2 : text.index("\n}\n", at) + 2]
+
+
 def for_threads() -> list[str]:
     """Flags for C on several threads: PyTorch's own, as a second set would be in their way."""
     package = Path(torch.__path__[0])
@@ -39,8 +46,8 @@ def built(name: str, folder: Path) -> Path:
     """
     about = Path("/proc/cpuinfo").read_text().splitlines()
     processor = sorted({line for line in about if line.startswith("flags")})
-    source, openmp = HERE / f"{name}.c", for_threads() if name == "passes" else ["-fopenmp-simd"]
-    texts = [path.read_bytes() for path in (source, HERE / "simd.h")]
+    code, openmp = HERE / f"{name}.c", for_threads() if name == "passes" else ["-fopenmp-simd"]
+    texts = [path.read_bytes() for path in (code, HERE / "simd.h")]
     # All that decides what the compiler writes: a home folder may be shared by unlike machines.
     inputs = repr((texts, FLAGS, openmp, platform.machine(), processor)).encode()
     path = folder / f"{name}-{hashlib.sha256(inputs).hexdigest()[:16]}.so"
@@ -48,7 +55,7 @@ def built(name: str, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as own:
             fresh = Path(own) / "fresh.so"
-            command = [os.environ.get("CC", "cc"), *FLAGS, source, *openmp, "-o", fresh, "-lm"]
+            command = [os.environ.get("CC", "cc"), *FLAGS, code, *openmp, "-o", fresh, "-lm"]
             subprocess.run(command, check=True, capture_output=True)
             fresh.replace(path)  # whole or not at all, in case another process looks
     return path

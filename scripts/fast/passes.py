@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from scripts.ch12_going_fast import DRAWS, Layout, keep_scale
+from scripts.ch12_going_fast import DRAWS, DropoutMask, Layout, keep_scale
 from scripts.fast import compiled
 from scripts.fast.compiled import LANES, fields
 
@@ -31,20 +31,14 @@ def pass_over(name: str, *arguments: Any) -> None:
     compiled.call("passes", name, *arguments, torch.get_num_threads())
 
 
-class Dropout(ctypes.Structure):
-    """What decides a mask: which numbers are drawn, and how many of 65,536 say no."""
-
-    _fields_ = [("seed", ctypes.c_uint64), ("limit", ctypes.c_int64), ("scale", ctypes.c_float)]
-
-
-def dropout_at(p: float) -> Dropout:
+def dropout_at(p: float) -> DropoutMask:
     """A new mask at rate p, as PyTorch's generator decides."""
     seed = int(torch.randint(2**63 - 1, ())) if p else 0
-    return Dropout(seed, round(p * DRAWS), keep_scale(p))
+    return DropoutMask(seed, round(p * DRAWS), keep_scale(p))
 
 
 def dropped(
-    x: Tensor, more: Tensor | None, gate: Tensor | None, mask: Dropout, kind: torch.dtype
+    x: Tensor, more: Tensor | None, gate: Tensor | None, mask: DropoutMask, kind: torch.dtype
 ) -> Tensor:
     """What C's `drop` makes of x, as numbers of `kind`."""
     x, more, gate = (part if part is None else part.contiguous() for part in (x, more, gate))
@@ -71,7 +65,7 @@ class Drop(Function):
         """The same mask, drawn again: none was stored."""
         (out,) = ctx.saved_tensors
         # After relu the output is positive only where neither relu nor dropout made it 0.
-        mask = ctx.mask if out is None else Dropout(0, 0, ctx.mask.scale)
+        mask = ctx.mask if out is None else DropoutMask(0, 0, ctx.mask.scale)
         by_more = grad if ctx.needs_input_grad[1] else None
         return dropped(grad, None, out, mask, ctx.kind), by_more, None, None
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from scripts import Late
 from scripts.book.charts import lines, long, rounded, titled
+from scripts.book.instruments import alive_bytes
 from scripts.book.look import GREY, LOG, PALETTE, bar_axis, colored
 
 alt, pd = Late("altair"), Late("pandas")
@@ -26,12 +28,22 @@ def gains(reports: Mapping[str, Any], steps: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame({b: np.divide(rounds[a], rounds[b]) for a, b in pairwise(steps)})
 
 
+LAST = "C, and what calls it"  # what the pages call the stair "C"
+
+
+def own_lines(record: Mapping[str, Any]) -> dict[str, int]:
+    """Each stair's lines of code. The files of the last one hold the stair below it, too."""
+    code = dict(record["lines"])
+    code["C"] -= code["products by hand"]
+    return code
+
+
 def stairs_table(record: Mapping[str, Any]) -> pd.DataFrame:
     """Each stair's lines of code and gain over the one below, and the control.
 
     A gain is seen if each round's is above the control's range.
     """
-    reports, code = record["reports"], record["lines"] | {"the same again": 0}
+    reports, code = record["reports"], own_lines(record) | {"the same again": 0}
     gained = gains(reports, [*record["lines"]])
     gained["the same again"] = gains(reports, ["C", "the same again"])["the same again"]
     seen = (gained > gained["the same again"].max()).all()
@@ -42,48 +54,73 @@ def stairs_table(record: Mapping[str, Any]) -> pd.DataFrame:
         "gain at full size": gained.apply(spread),
         "seen": np.where(seen, "a gain", "no"),
     }
-    return pd.DataFrame(columns)
+    return pd.DataFrame(columns).rename({"C": LAST})
 
 
-def savings(record: Mapping[str, Any], stair: str) -> pd.DataFrame:
-    """What `stair` saves of the finished program's step, in 32 bits and in 16."""
-    rows = {}
-    for bits, race in {"in 32 bits": record, "in 16 bits": record["half"]}.items():
-        reports = race["reports"]
-        without = 1000 * reports[f"without {stair}"]["seconds_per_step"]
+TRICKS = {  # of the race that takes each out of the finished program: the record's names and ours
+    "without dropout from 16 bits": "dropout from 16 bits, in C",
+    "without attention by hand": "attention in C",
+    "without small things in C": "other loops in C",
+    "without LayerNorm in one kernel": "LayerNorm in one kernel",
+    "without loss in chunks": "loss in chunks",
+    "without rows": "rows",
+    "without joint projections": "Q, K and V in one product",
+    "without the fused Adam": "fused Adam",
+    "without freed memory kept": "memory kept",
+    "without oneDNN's products": "oneDNN's products",
+    "ours again": "the same again",
+}
+
+
+def savings(record: Mapping[str, Any]) -> pd.DataFrame:
+    """What each trick saves of the finished program's step, in 32 bits and in 16, and the control.
+
+    A factor is the median of ratios within rounds, and the milliseconds are what it comes to for
+    the finished step.
+    """
+    races = {"32 bits": record["reports"], "16 bits": record["half"]["reports"]}
+    columns = {}
+    for bits, reports in races.items():
+        factors = pd.Series({words: reports[name]["times"] for name, words in TRICKS.items()})
         finished = 1000 * reports["ours"]["seconds_per_step"]
-        rows[bits] = {
-            "ms without it": round(without, 1),
-            "ms with it": round(finished, 1),
-            "ms saved": round(without - finished, 1),
-            "times as fast": round(without / finished, 2),
-        }
-    return pd.DataFrame(rows).T
+        columns["ms saved", bits] = ((factors - 1) * finished).round().astype(int)
+        columns["times as fast", bits] = factors.round(2)
+    table = pd.DataFrame(columns)[["ms saved", "times as fast"]]  # each in 32 bits, then in 16
+    wide, half = table["times as fast", "32 bits"], table["times as fast", "16 bits"]
+    assert (half > wide)[:6].all() and (half < wide)[-3:].all(), "the text says so"
+    return table
 
 
 def peers_table(peers: Mapping[str, Any], compiled: Mapping[str, Any]) -> pd.DataFrame:
     """How many times as long as ours a step of each program takes, in 16 bits, and its memory."""
+    ways = {
+        "as it comes": (peers, ""),
+        "memory kept": (peers, ", memory kept"),
+        "compiled, too": (compiled, ", memory kept, compiled"),
+    }
     rows = {}
     for program in ("textbook", "nn.Transformer", "MarianMTModel", "x-transformers"):
-        name = f"{program}, bf16"
-        kept = peers["reports"][f"{name}, memory kept"]
-        rows[program] = {
-            "as it comes": peers["reports"][name]["times"],
-            "memory kept": kept["times"],
-            "compiled, too": compiled["reports"][f"{name}, memory kept, compiled"]["times"],
-            "memory": kept["peak_bytes"] / peers["reports"]["ours, bf16"]["peak_bytes"],
+        raced = {
+            way: (record["reports"][f"{program}, bf16{name}"], record["reports"]["ours, bf16"])
+            for way, (record, name) in ways.items()
         }
+        times = {("time", way): other["times"] for way, (other, _) in raced.items()}
+        memory = {
+            ("memory", way): other["peak_bytes"] / ours["peak_bytes"]
+            for way, (other, ours) in raced.items()
+        }
+        rows[program] = times | memory
     return pd.DataFrame(rows).T.map("{:.2f}".format)
 
 
 def lines_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
     """How fast the program is after so many lines of code, stair by stair."""
     times = pd.Series({name: record["reports"][name]["times"] for name in record["lines"]})
-    frame = pd.DataFrame({"code": pd.Series(record["lines"]).cumsum()}).rename_axis("step")
+    frame = pd.DataFrame({"code": pd.Series(own_lines(record)).cumsum()}).rename_axis("step")
     frame["speed"] = times.iloc[0] / times
     (few, fast), (most, fastest) = frame.loc[["dropout from 16 bits", "C"]].values
     assert (few, round(fast), round(fastest / fast, 1)) == (55, 15, 1.4), "the text says so"
-    used = rounded(frame.reset_index()[["step", "code", "speed"]])
+    used = rounded(frame.rename({"C": LAST}).reset_index()[["step", "code", "speed"]])
     scale = {"type": "symlog", "constant": 5, "nice": False}
     x = alt.X("code:Q", title="lines of code, all stairs so far").scale(domain=[0, 1600], **scale)
     x = x.axis(values=[0, 10, 30, 100, 300, 1000], labelExpr="format(datum.value, ',')")
@@ -109,17 +146,24 @@ def lines_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
     return titled(
         alt.layer(*layers).properties(width=560, height=360),
         f"{few:.0f} lines make training {fast:.0f} times as fast, "
-        f"{round(most - few, -2):,.0f} more {fastest / fast:.1f} times",
+        f"the next {round(most - few, -1):,.0f} add a factor of {fastest / fast:.1f}",
         "Each dot is a stair, measured at full size. Across: the lines of code that it needs, "
         "added up. Upwards, by factors: real tokens trained in a second.",
     )
 
 
-def memory_chart(curves: Mapping[str, Sequence[int]], logits: int) -> alt.TopLevelMixin:
+def passes_of(loss: Callable[[], Tensor]) -> Callable[[], None]:
+    """Forward and backward."""
+    return lambda: loss().backward()
+
+
+def memory_chart(losses: Mapping[str, Callable[[], Tensor]], logits: int) -> alt.TopLevelMixin:
     """Bytes alive after each operation of a loss and its backward pass, by way of computing it.
 
     `logits` is the size of all logits, in bytes.
     """
+    forward = {name: alive_bytes(loss) for name, loss in losses.items()}
+    curves = {name: alive_bytes(passes_of(loss)) for name, loss in losses.items()}
     tensors = [max(curve) / logits for curve in curves.values()]
     assert [*map(round, tensors[:2])] == [5, 3] and tensors[2] < 1, "the title says so"
     table = {
@@ -138,11 +182,19 @@ def memory_chart(curves: Mapping[str, Sequence[int]], logits: int) -> alt.TopLev
     )
     chart = chart.mark_line(interpolate="step-after")
     chart.encoding.y["axis"] = alt.Axis(values=[*range(6)])
+    turns = {name: 100 * len(curve) / len(curves[name]) for name, curve in forward.items()}
+    ends = pd.DataFrame(
+        {"loss": name, "done": done, "tensors": curves[name][len(forward[name]) - 1] / logits}
+        for name, done in turns.items()
+    )
+    dots = alt.Chart(rounded(ends)).mark_circle(size=70, opacity=1)
+    dots = dots.encode(x="done:Q", y="tensors:Q", color=chart.encoding.color)
     return titled(
-        chart,
+        chart + dots,
         "The textbook's loss holds five tensors of the logits' size; in chunks, less than one",
         "Memory of the loss's own tensors, operation by operation, forward and backward. All "
-        f"logits of the 1,024 rows take {logits / 2**20:.0f} MiB; a chunk has 256 rows.",
+        f"logits of the 1,024 rows take {logits / 2**20:.0f} MiB; a chunk has 256 rows. At its dot "
+        "a loss begins its backward pass.",
     )
 
 
@@ -159,14 +211,14 @@ def launches_chart(stages: pd.DataFrame) -> alt.TopLevelMixin:
     """Ten kernels, launched one by one and as one recording: `stages_table`'s last two rows."""
     eager, recorded = stages["ms per step"].iloc[-2:]
     assert 9 <= eager / recorded < 10, "the title says so"
-    rows = [("recorded", "CPU launches", 0.0, recorded)]
+    rows = [("recorded", "CPU prepares", 0.0, recorded)]
     for i in range(10):
         begin, end = i * eager, (i + 1) * recorded
-        rows.append(("one by one", "CPU launches", begin, begin + eager))
+        rows.append(("one by one", "CPU prepares", begin, begin + eager))
         rows.append(("one by one", "GPU computes", begin + eager, begin + eager + recorded))
         rows.append(("recorded", "GPU computes", end, end + recorded))
     frame = rounded(pd.DataFrame(rows, columns=["way", "who", "start", "end"]))
-    shades = {"CPU launches": PALETTE[1], "GPU computes": PALETTE[0]}
+    shades = {"CPU prepares": PALETTE[1], "GPU computes": PALETTE[0]}
     chart = alt.Chart(frame).mark_bar(height=16, stroke="white", strokeWidth=1)
     chart = chart.encode(
         alt.X("start:Q", title="time →").axis(labels=False, ticks=False, grid=False),
@@ -178,7 +230,7 @@ def launches_chart(stages: pd.DataFrame) -> alt.TopLevelMixin:
     return titled(
         chart.properties(width=560, height=alt.Step(24)),
         "One by one, the GPU works at most a ninth of the time",
-        "A scheme of ten kernels. Above, each kernel waits for its own launch. Below, the CPU "
-        "launches all ten at once. Bars are a tenth of the measured steps, without a recording and "
-        "with one; only the length of the single launch is a guess.",
+        "A scheme of ten kernels. Above, the CPU prepares each one: Python, bookkeeping, launch. "
+        "Below, it launches all ten at once. Bars are a tenth of the measured steps, without a "
+        "recording and with one. Assumed: equal kernels, no gaps below, the length of that launch.",
     )
