@@ -125,7 +125,7 @@ with export.refused(shows="ended.all()"):  # prints what the message says about 
     torch.export.export(WholeSearch(model), (src,), strict=False)
 
 # %% [markdown]
-# The message quotes the line at fault. There Python needs a yes or no, and a tensor without values has none. A graph holds the operations of one run; Python's `for` and `if` aren't in it. With the loop outside, each host chooses its own search.
+# The message quotes the line at fault. There Python needs a yes or no, and a tensor without values has none. A graph holds the operations of one run; Python's `for` and `if` aren't in it. (ONNX has a loop of its own; with ours outside, each host chooses its search.)
 #
 # Between steps the host keeps what chapter 8's `CopiedCache` kept: the keys and values that cross-attention makes of the source, and those that self-attention made of earlier tokens. The encoder's graph gives `cross`, those of the source. A step takes `past`, those of the earlier tokens, and returns them with its own added, as `present`.
 #
@@ -304,7 +304,7 @@ assert host_greedy(encoder, our_step, config, rows, max_len=60) == ours
 print("the same tokens in all forty")
 
 # %% [markdown]
-# In none. If the two programs' logits differ by at most $e$, a choice can change only where the best two are less than $2e$ apart. We measure both: the host notes its logits, and PyTorch computes its own, without a graph, in one pass over its texts.
+# In none. If the two programs' logits differ by at most $e$, a choice can change only where the best two are less than $2e$ apart. We measure both: the host notes its logits, and PyTorch computes its own, without ONNX, in one pass over its texts.
 
 
 # %%
@@ -354,7 +354,7 @@ assert answer.splitlines() == texts
 print(f"in:  {sources[5]}\nout: {texts[5]}")
 
 # %% [markdown]
-# It doesn't, as its last line asserts. All forty texts are ours. (The program leaves out `plain_text`, which changes none of these sentences.)
+# The host needs no PyTorch: its last line asserts it. All forty texts are ours. (The program leaves out `plain_text`, which changes none of these sentences.)
 #
 # ## Case · English, and wrong
 #
@@ -416,7 +416,7 @@ for change in ({}, {"R": 7}, {"R": 1}, {"S": 40}, {"T": 4}, {"position": 4}):
 #
 # - *As exported*: what is wrong isn't wrong everywhere.
 # - *R, S, T*: (c) is cleared. With R = 7 every input but the position has new values, so of (d) the position remains.
-# - *position*: an operation that reads it (b), or a row of the table of positions other than 2 (a).
+# - *position*: left are an operation that reads it (b), a row of the table of positions other than 2 (a), and a position that doesn't arrive (d).
 #
 # We vary position and T:
 
@@ -427,14 +427,28 @@ assert all(step_gap(our_step, model, p, T=T) < 1e-4 for T in range(6) for p in r
 equal_chart(equal)
 
 # %% [markdown]
-# In a translation the position is T. So only the third step is right, and its past comes from wrong steps. (Eight texts survive: a wrong step may still choose the right token.) Three explanations are left. The graph looks up the wrong row (b), the right row with wrong numbers (a), or always row 2 (d). Its list of inputs decides:
+# In a translation the position is T. So only the third step is right, and its past comes from wrong steps. Its list of inputs decides:
 
 # %%
 print("their graph's inputs:", *(part.name for part in theirs.graph.input))
 print("position in their example:", example["position"])
 
 # %% [markdown]
-# **Culprit.** (d): the graph has no input for a position. Their example has a number where `step_example` has a tensor. A Python number becomes a constant in the graph. Right for √d_k, wrong for a position: every token stands at position 2. Their host hid this: it passes only what the graph has inputs for. Ours passes everything, and is refused:
+# **Culprit.** (d): the graph has no input for a position. Their example has a number where `step_example` has a tensor. A Python number becomes a constant in the graph. Right for √d_k, wrong for a position: every token stands at position 2. As a control we hold our own graph there:
+
+
+# %%
+def held_step(**arrays: np.ndarray) -> list[np.ndarray]:
+    return our_step(**arrays | {"position": np.array([2])})
+
+
+assert host_greedy(encoder, held_step, config, rows, max_len=60) == spoiled
+for right in (True, False):
+    lengths = [len(a) for a, b in zip(ours, spoiled, strict=True) if (a == b) == right]
+    print(f"{'right' if right else 'wrong'}: {np.mean(lengths):.0f} tokens on average")
+
+# %% [markdown]
+# The same forty texts. The right ones are short: a test on short sentences could have passed. And their host hid the fault: it passes only what the graph has inputs for. Ours passes everything, and is refused:
 
 # %%
 with export.refused(shows="position"):
@@ -549,7 +563,7 @@ for i in (4, 32):
 #
 # > **In short.** ONNX Runtime runs in browsers, too. With a loop in JavaScript, a model becomes a web page, and no sentence leaves the reader's machine.
 #
-# `python docs/living/build.py FOLDER` builds such a page, with the best model that ships (chapter 21). Its weights travel in 16 bits, and become float32 on loading.
+# `python docs/living/build.py FOLDER` builds such a page, with the best model that ships (chapter 21). Its weights travel in 16 bits, as they ship, and become float32 on loading.
 #
 # The page's `greedy` is `host_greedy` for one sentence, in JavaScript:
 #
@@ -577,7 +591,7 @@ for i in (4, 32):
 #
 # *code · difficulty ●●○ · worth ●●● · 40 minutes*
 #
-# Write a beam search in NumPy around a step's graph, for one source and without `</s>`. The first token that it reads is `config["bos"]`; after each step the `beam` likeliest continuations survive. Return those after `length` steps, each as a list of ids without `BOS`, best first. `step(tokens=…, position=…, past=…)` is the graph with the source's arrays filled in, for any number R of rows: it gives logits (R, V) and the longer past. You get the empty `past` (N, 2, 1, H, 0, d_k) of one row; from the second step on there are `beam` rows. (`solution("host_beam")` shows ours.)
+# Write a beam search in NumPy around a step's graph, for one source, with `</s>` as any other token. The first token that it reads is `config["bos"]` of the config above; after each step the `beam` likeliest continuations survive. Return those after `length` steps, each as a list of ids without `BOS`, best first. `step(tokens=…, position=…, past=…)` is the graph with the source's arrays filled in, for any number R of rows: it gives logits (R, V) and the longer past. You get the empty `past` (N, 2, 1, H, 0, d_k) of one row; from the second step on there are `beam` rows. (`solution("host_beam")` shows ours.)
 
 
 # %%
