@@ -1,5 +1,4 @@
-"""What chapters 22 to 24 read of `block-multi30k` (a translator with other parts in each row)
-and of `block-rates` (chapter 22's small models)."""
+"""What chapters 22 to 24 read of records: translators with other parts, and chapter 22's models."""
 
 from __future__ import annotations
 
