@@ -511,7 +511,7 @@ live = swept({part: partial(small_model, part) for part in TAKEN_BACK})
 live.pivot(index="part", columns="rate", values=["loss", "sharpness"]).round(2)
 
 # %% [markdown]
-# Attention does become sharp. But is that what harms? To keep it from growing sharp, let queries and keys learn at a quarter of the rate. If sharpness is the reason, leaving out QK-norm then does no harm.
+# Attention does become sharp. Is that what harms? To keep it from that, let queries and keys learn at a quarter of the rate. If sharpness is the reason, leaving out QK-norm then does no harm.
 
 # %%
 SLOWED = ("Qwen3, slowed", "no QK-norm, slowed")
@@ -532,7 +532,7 @@ def slowed_model(part: str, vocab: int) -> LanguageModel:
 
 
 # %% [markdown]
-# These runs are single ones. The record [`block-rates.json`](../results/block-rates.json) (`python -m scripts.studies.block_rates --save`) has eight seeds of each, and of slowed models:
+# These are single runs. The record [`block-rates.json`](../results/block-rates.json) (`python -m scripts.studies.block_rates --save`) has eight seeds of each, and of slowed models:
 
 # %%
 final_loss, sharp = small_runs("loss"), small_runs("sharpness")  # (rate, seed) by part
@@ -551,14 +551,14 @@ print(harm[["no QK-norm", "no QK-norm, slowed"]].agg(["mean", "sem"]).round(2))
 figures.rates_chart(
     {"loss added to Qwen3's, nats": extra[drawn], "sharpness": sharp[[*drawn, "uniform"]]},
     "Without QK-norm a high rate harms, even where attention doesn't become sharp",
-    "Dots are eight seeds, curves their means. Left: loss of the last ten of 60 steps, minus that "
-    "of Qwen3 (slowed, where the model is) with the same rate and seed. Right: the first block.",
+    "Dots are eight seeds, curves their means. Left: loss of the last ten of 60 steps, against "
+    "Qwen3 (slowed, if the model is) with the same rate and seed. Right: the first block.",
 )
 
 # %% [markdown]
 # **What we see.** At 0.04 the loss without QK-norm is 0.26 nats higher, with each seed. With LayerNorm or ReLU the mean isn't higher. Sharpness rises from 0.49 to 0.93. With slow queries and keys it stays at 0.46, but 0.14 nats remain (against Qwen3, slowed as well).
 #
-# **What it means.** Sharp attention isn't the whole reason. About half of the harm remains without it.
+# **What it means.** Sharp attention isn't the whole reason: about half of the harm remains without it.
 #
 # **What it doesn't show.** At 0.02 QK-norm gains only 0.06 nats, and not with every seed. At 0.005 it costs 0.05 nats.
 #
@@ -624,7 +624,7 @@ figures.rates_chart(
 )
 
 # %%
-final_loss.groupby("rate").mean().min()[[*STARTS]].round(2)  # each start at its best rate
+final_loss.groupby("rate").mean().min()[[*STARTS]].round(3)  # each start at its best rate
 
 # %% [markdown]
 # At the best rates, zeroed outputs cost 0.28 nats without the flip, and gain 0.24 with it. The flip alone changes little. So the guess is the harm; without it, zeroed outputs help here.
@@ -692,7 +692,7 @@ figures.spectrum_chart(
 )
 
 # %% [markdown]
-# Why does one direction stay behind? The gradient is a sum over words, $\sum \delta y^\top$, where the matrix reads $y$ and $\delta$ is the gradient of what it gives. So a direction that no $y$ has gets none. Here $y$ comes from a LayerNorm: $y_i = \gamma_i n_i + \beta_i$ with $\sum_i n_i = 0$. So $y$'s part along $1/\gamma$ is the same for every word, and it is near 0:
+# Why does one direction stay behind? The gradient is a sum over words, $\sum \delta y^\top$, where the matrix reads $y$ and $\delta$ is the gradient of what it gives. So a direction that no $y$ has gets none. Here $y$ comes from a LayerNorm: $y_i = \gamma_i n_i + \beta_i$ with $\sum_i n_i = 0$. So $y$'s part along $1/\gamma$ is the same for every word, and near 0:
 
 # %%
 norm = layers[-1].sublayer[2].norm

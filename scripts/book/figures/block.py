@@ -117,7 +117,8 @@ def rates_chart(
     A measure's frame has a row for each (rate, seed), a column for each curve; 0 is in each panel.
     """
     names = list(dict.fromkeys(name for frame in measures.values() for name in frame))
-    color = colored("part", dict(zip(names, PALETTE, strict=False)), legend=alt.Legend(title=None))
+    legend = alt.Legend(title=None, symbolType="stroke", symbolSize=300)
+    color = colored("part", dict(zip(names, PALETTE, strict=False)), legend=legend)
     panels = []
     for measure, frame in measures.items():
         rates = sorted(set(frame.index.get_level_values("rate")))
