@@ -542,17 +542,17 @@ at_high.loc[[*TAKEN_BACK, *SLOWED]].round(2)
 # %%
 extra = final_loss.sub(final_loss["Qwen3"], axis=0)  # at the same rate, with the same seed
 extra["no QK-norm, slowed"] = final_loss["no QK-norm, slowed"] - final_loss["Qwen3, slowed"]
-sharp["uniform"] = sum(1 / seen for seen in range(2, 16)) / 14  # the mean over positions 2 to 15
+sharp["uniform attention"] = sum(1 / seen for seen in range(2, 16)) / 14  # positions 2 to 15
 harm, drawn = extra.loc[0.04], [*TAKEN_BACK, "no QK-norm, slowed"]
 assert (harm["no QK-norm"] > harm[["Qwen3", "LayerNorm", "ReLU"]].max(axis=1)).all()
 assert harm["no QK-norm, slowed"].mean() > 2 * harm["no QK-norm, slowed"].sem()
 assert at_high["sharpness"]["no QK-norm, slowed"] < at_high["sharpness"]["Qwen3"]
 print(harm[["no QK-norm", "no QK-norm, slowed"]].agg(["mean", "sem"]).round(2))
 figures.rates_chart(
-    {"loss added to Qwen3's, nats": extra[drawn], "sharpness": sharp[[*drawn, "uniform"]]},
+    {"loss minus Qwen3's, nats": extra[drawn], "sharpness": sharp[[*drawn, "uniform attention"]]},
     "Without QK-norm a high rate harms, even where attention doesn't become sharp",
     "Dots are eight seeds, curves their means. Left: loss of the last ten of 60 steps, against "
-    "Qwen3 (slowed, if the model is) with the same rate and seed. Right: the first block.",
+    "Qwen3 (slowed, if the model is) with the same rate and seed.",
 )
 
 # %% [markdown]
