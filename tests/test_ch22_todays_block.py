@@ -102,23 +102,37 @@ def test_a_part_of_the_experiment_changes_one_thing(part):
     assert abs(sizes[0] / sizes[1] - 1) < 0.01
 
 
-def test_a_start_changes_the_first_guess_and_no_weight_that_is_trained():
+def test_a_start_is_zeroed_or_flipped_as_it_says_and_nothing_else():
     models = {}
     for start in ch22.STARTS:
         torch.manual_seed(0)
         models[start] = ch22.started_model(start, 50)
-    x, trained = torch.randn(3, 64), {}
     for start, model in models.items():
         outputs = [(b.attention.project_output, b.feed_forward.contract) for b in model.blocks]
         zeroed = [not layer.weight.any() for pair in outputs for layer in pair]
         assert zeroed == ["zeroed" in start] * 4
         assert model.generator.weight is model.embed.weight
         assert torch.equal(model.embed.weight, models["Qwen3"].embed.weight)
-        trained[start] = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert len({*trained.values()}) == 1
-    (norm, rotation), plain = models["turned"].norm, models["Qwen3"].norm
-    assert not rotation.weight.requires_grad
-    close(rotation(norm(x)).norm(dim=-1), plain(x).norm(dim=-1))
+        scales = model.norm.weight
+        assert (scales.abs() == 1).all() and scales.sum() == (0 if "flipped" in start else 64)
+        assert scales.requires_grad
+
+
+@pytest.mark.parametrize("part", ch22.SLOWED)
+def test_slowed_queries_and_keys_begin_alike_and_move_a_quarter(part):
+    models, moved = [], []
+    for make, name in ((ch22.small_model, part.split(",")[0]), (ch22.slowed_model, part)):
+        torch.manual_seed(0)
+        models.append(make(name, 50))
+    ids = torch.randint(50, (2, 9))
+    close(*(model(ids) for model in models))
+    for model, scale in zip(models, (1, 4), strict=True):
+        asks = model.blocks[1].attention.project_query.weight
+        before = asks.detach().clone()
+        model(ids).sin().sum().backward()
+        torch.optim.Adam(model.parameters(), lr=0.01).step()
+        moved.append((asks.detach() - before) / scale)
+    close(moved[1], moved[0] / 4, rtol=1e-3, atol=1e-6)
 
 
 def test_sharpness_is_the_mean_largest_weight_of_all_but_the_first_token():
@@ -171,3 +185,8 @@ def test_muons_step_is_the_chapters(monkeypatch, shape):
         monkeypatch.setattr(optimizers, "multiplies_bf16", lambda device, half=half: half)
         fast = optimizers.near_orthogonal(matrix.float().unsqueeze(0))[0].double()
         assert (fast - ch22.orthogonalised(matrix)).norm() < error * fast.norm()
+    ours, theirs = matrix.clone(), torch.nn.Parameter(matrix.float())
+    ch22.muon_step(ours, gradient := torch.randn(shape), torch.zeros(shape), rate=0.1)
+    theirs.grad = gradient.float()
+    optimizers.Muon([theirs], lr=0.1).step()  # in a first step Nesterov's momentum changes nothing
+    close(ours.float(), theirs.detach(), rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""What chapters 22 to 24 read of `block-multi30k`: a translator with other parts in each row."""
+"""What chapters 22 to 24 read of records: translators with other parts, and chapter 22's models."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ RIVALS_OF_PARTS = {  # each row, and the one that it has to beat; first chapter 
 }
 
 
-def counted_runs(epochs: int = 3) -> pd.DataFrame:
-    """The runs of so many passes that count; those with seed 0 chose the rates."""
+def counted_runs() -> pd.DataFrame:
+    """The runs of three passes that count; those with seed 0 chose the rates."""
     runs = pd.DataFrame(load_record("block-multi30k")["runs"])
-    return runs[(runs["seed"] > 0) & (runs["epochs"] == epochs)]
+    return runs[(runs["seed"] > 0) & (runs["epochs"] == 3)]
 
 
 def block_means(rows: Sequence[str]) -> pd.DataFrame:
@@ -44,3 +44,9 @@ def block_verdicts() -> dict[str, Verdict]:
     """BLEU of each row against its rival's, all tested together."""
     scores = counted_runs().groupby("row")["bleu"].agg(list).to_dict()
     return verdicts(scores, RIVALS_OF_PARTS)
+
+
+def small_runs(measure: str) -> pd.DataFrame:
+    """Loss or sharpness of chapter 22's small models: a row for each rate and seed."""
+    runs = pd.DataFrame(load_record("block-rates")["runs"])
+    return runs.pivot(index=["rate", "seed"], columns="part", values=measure)

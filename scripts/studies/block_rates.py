@@ -1,6 +1,6 @@
 """Chapter 22's small models at every rate, eight seeds: `python -m scripts.studies.block_rates`.
 
-Some three minutes of a thread.
+Some five minutes of a thread.
 """
 
 from functools import partial
@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 
-from scripts.ch22_todays_block import STARTS, TAKEN_BACK, small_model, started_model, swept
+from scripts.ch22_todays_block import (
+    SLOWED,
+    STARTS,
+    TAKEN_BACK,
+    slowed_model,
+    small_model,
+    started_model,
+    swept,
+)
 from scripts.studies.subject import record_command
 
 
@@ -17,6 +25,7 @@ def eight_seeds() -> dict[str, Any]:
     torch.set_default_dtype(torch.float64)  # as in the chapter, where models begin so
     torch.set_num_threads(1)
     models = {part: partial(small_model, part) for part in TAKEN_BACK}
+    models |= {part: partial(slowed_model, part) for part in SLOWED}
     models |= {start: partial(started_model, start) for start in STARTS}
     return {"runs": swept(models, seeds=range(1, 9)).round(4).to_dict("records")}
 

@@ -18,7 +18,10 @@ alt, pd = Late("altair"), Late("pandas")
 def todays_block() -> alt.TopLevelMixin:
     """The block's two halves, each part with what stood there in 2017."""
     diagram, left, right = Diagram(640, 280), 150, 490
-    for x in (left, right):
+    for x, below, above in ((left, "x", "y"), (right, "y", "z")):
+        diagram.word(x, 12, f"{below} (B, T, D)")
+        diagram.arrow((x, 256), (x, 278))
+        diagram.word(x + 8, 272, f"{above} (B, T, D)", "beside")
         diagram.box(x, 38, "RMSNorm", "blue", 110, 38, "in 2017: LayerNorm, after the sum")
         diagram.arrow((x, 22), (x, 36))
         diagram.word(x, 246, "+", "times")
@@ -34,9 +37,6 @@ def todays_block() -> alt.TopLevelMixin:
     diagram.arrow((left, 208), (left, 234))
     diagram.arrow((right, 76), (right, 102))
     diagram.arrow((right, 142), (right, 234))
-    diagram.arrow((left, 256), (left, 272), (325, 272), (325, 8), (right, 8), (right, 36))
-    diagram.arrow((right, 256), (right, 278))
-    diagram.word(left, 12, "x (B, T, D)")
     return titled(
         diagram.chart(),
         "Two residual sums, as in 2017; every box is new",
@@ -47,19 +47,24 @@ def todays_block() -> alt.TopLevelMixin:
 
 def turning_chart(pairs: Mapping[str, Mapping[str, float]]) -> alt.TopLevelMixin:
     """A panel for each pair of words: query and key as arrows, `angle` (radians) of each."""
-    panels = {}
+    panels, tip = {}, 0.92  # the middle of a tip, whose point lies on the circle
+    look = {"scale": alt.Scale(domain=(-1.2, 1.2), nice=False), "axis": None}
+    x, y = alt.X("x:Q", **look), alt.Y("y:Q", **look)
     for name, angles in pairs.items():
         ends = [
-            {"of": of, "x": math.cos(angle), "y": math.sin(angle), "turn": 90 - math.degrees(angle)}
-            for of, angle in angles.items()
+            {"of": of, "x": tip * math.cos(a), "y": tip * math.sin(a), "turn": 90 - math.degrees(a)}
+            for of, a in angles.items()
         ]
-        look = {"scale": alt.Scale(domain=(-1.2, 1.2), nice=False), "axis": None}
-        x, y = alt.X("x:Q", **look), alt.Y("y:Q", **look)
+        low, high = sorted(angles.values())
+        turns = [low + (high - low) * i / 20 for i in range(21)]
+        arc = [{"x": 0.4 * math.cos(a), "y": 0.4 * math.sin(a), "order": a} for a in turns]
         color = colored("of", dict(zip(angles, PALETTE, strict=False)), title=None)
         base = alt.Chart(rounded(pd.DataFrame(ends)))
         face = alt.Chart(alt.InlineData([{"x": 0, "y": 0}])).encode(x, y)
+        between = alt.Chart(rounded(pd.DataFrame(arc))).mark_line(color=GREY, strokeWidth=1.5)
         layers = [
             face.mark_point(size=(2 * 170 / 2.4) ** 2, color=GREY, strokeWidth=0.5),
+            between.encode(x, y, order="order:Q"),
             base.mark_rule(strokeWidth=3).encode(x, y, color, x2=alt.datum(0), y2=alt.datum(0)),
             base.mark_point(shape="triangle-up", filled=True, size=130, opacity=1).encode(
                 x, y, color, angle=alt.Angle("turn:Q", scale=None)
@@ -94,36 +99,40 @@ def shared_heads_chart(h: int = 4) -> alt.TopLevelMixin:
 def gates_chart(z: Tensor, curves: Mapping[str, Tensor]) -> alt.TopLevelMixin:
     """A hidden unit over z, for each way to make one."""
     frame = pd.DataFrame({"z": z.numpy(), **{name: y.numpy() for name, y in curves.items()}})
-    frame = frame.melt("z", var_name="unit", value_name="y")
+    frame = frame.melt("z", var_name="unit", value_name="y").replace("-", "−", regex=True)
     chart = lines(frame, "z", "y", "unit", y_title="hidden unit", height=200)
     return titled(
         chart,
-        "ReLU's unit depends on one map of the input, SwiGLU's on two",
+        "SwiGLU can flip the sign; ReLU can't",
         "z is what W_g gives, and SiLU(z) is the gate. SwiGLU multiplies it by what W_1 gives, "
         "here 2, 1 or −1. ReLU has one map; it cuts z at 0.",
     )
 
 
 def rates_chart(
-    runs: pd.DataFrame,
-    title: str,
-    caption: str,
-    measures: Sequence[str] = ("loss", "sharpness"),
+    measures: Mapping[str, pd.DataFrame], title: str, caption: str
 ) -> alt.TopLevelMixin:
-    """These measures over the peak learning rate (log scale): every run, each part's mean."""
-    rates = sorted(set(runs["rate"]))
-    x = alt.X("rate:Q", title="peak learning rate").axis(values=rates, format="~g", grid=False)
-    x = x.scale(domain=[0.93 * rates[0], 1.07 * rates[-1]], **LOG)
+    """A panel for each measure over the peak learning rate (log scale): every run, and the means.
+
+    A measure's frame has a row for each (rate, seed), a column for each curve; 0 is in each panel.
+    """
+    names = list(dict.fromkeys(name for frame in measures.values() for name in frame))
+    legend = alt.Legend(title=None, symbolType="stroke", symbolSize=300)
+    color = colored("part", dict(zip(names, PALETTE, strict=False)), legend=legend)
     panels = []
-    titles = {"loss": "loss, nats a piece", "sharpness": "sharpness (largest weight)"}
-    for column in measures:
-        means = runs.groupby(["part", "rate"], sort=False, as_index=False)[column].mean()
-        look = {"y_title": titles[column], "zero": column != "loss", "width": 230, "height": 240}
-        curves = lines(means, "rate", column, "part", **look).encode(x)
-        dots = alt.Chart(rounded(runs[["part", "rate", column]])).mark_circle(
+    for measure, frame in measures.items():
+        rates = sorted(set(frame.index.get_level_values("rate")))
+        x = alt.X("rate:Q", title="peak learning rate").axis(values=rates, format="~g", grid=False)
+        x = x.scale(domain=[0.93 * rates[0], 1.07 * rates[-1]], **LOG)
+        runs = frame.melt(var_name="part", value_name="y", ignore_index=False).reset_index()
+        means = runs.groupby(["part", "rate"], sort=False, as_index=False)["y"].mean()
+        look = {"y_title": measure, "zero": True, "width": 230, "height": 240}
+        curves = lines(means, "rate", "y", "part", **look).encode(x, color=color)
+        dots = alt.Chart(rounded(runs[["part", "rate", "y"]])).mark_circle(
             size=16, opacity=1, fillOpacity=0.5
         )
-        panels.append(curves + dots.encode(x, curves.encoding.y, curves.encoding.color))
+        level = alt.Chart(alt.InlineData([{"y": 0}])).mark_rule(color=INK).encode(y="y:Q")
+        panels.append(level + curves + dots.encode(x, curves.encoding.y, color))
     return titled(alt.hconcat(*panels), title, caption)
 
 
@@ -148,11 +157,14 @@ def parts_chart(runs: pd.DataFrame, rows: Sequence[str], title: str) -> alt.TopL
 
 
 def spectrum_chart(values: Mapping[str, Tensor], title: str) -> alt.TopLevelMixin:
-    """Singular values of several matrices, in order."""
+    """Singular values of several matrices, in order, on a log scale."""
     table = {name: dict(enumerate(own.tolist(), start=1)) for name, own in values.items()}
     frame = long(table, "matrix", "direction", "singular value")
+    chart = lines(frame, "direction", "singular value", "matrix", height=200)
+    chart.encoding.y["scale"] = alt.Scale(type="log")
+    chart.encoding.y["axis"] = alt.Axis(values=[10.0**-i for i in range(7)], format="~g")
     return titled(
-        lines(frame, "direction", "singular value", "matrix", zero=True, height=200),
+        chart,
         title,
-        "Singular values: the gradient's, divided by the largest, and those of Muon's step.",
+        "Singular values (log scale): the gradient's, divided by the largest, and Muon's step's.",
     )
