@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import panels, rounded, titled
+from scripts.book.charts import heatmap, rounded, titled
 from scripts.book.figures.diagram import Diagram
 from scripts.book.look import PALETTE, colored
 
@@ -60,7 +60,7 @@ def step_chart(router: Tensor, cloud: Tensor, mean: Tensor, step: Tensor) -> alt
     stepped[1] += step
     for name, tokens in (("mean 0", cloud), (f"mean {mean.norm():.0f} away", cloud + mean)):
         for when, vectors in (("before", router), ("after the step", stepped)):
-            lines = pd.DataFrame((2.2 * vectors).numpy(), columns=["x", "y"]).rename_axis("expert")
+            lines = pd.DataFrame(vectors.numpy(), columns=["x", "y"]).rename_axis("expert")
             lines = rounded(lines.reset_index().assign(zero=0.0))
             dots = pd.DataFrame(tokens.numpy(), columns=["x", "y"])
             dots["expert"] = (tokens @ vectors.T).argmax(-1).numpy()
@@ -80,41 +80,58 @@ def step_chart(router: Tensor, cloud: Tensor, mean: Tensor, step: Tensor) -> alt
     )
 
 
-def in_use_chart(counts: Mapping[str, Sequence[tuple[int, int]]]) -> alt.ConcatChart:
+def in_use_chart(runs: Mapping[str, Sequence[tuple[int, int, float]]]) -> alt.ConcatChart:
     """Experts in use at first and at last, for each row's seeds; the last two rows learn freely."""
-    first, last = ([[pair[i] for pair in row] for row in counts.values()] for i in (0, 1))
-    sums = [sum(row) for row in last]
-    assert max(sums[-2:]) + len(last[0]) < min(sums[:-2])  # by more than one expert, on average
-    matrices = {"at the first step": first, "in the last 20 steps": last}
+    drawn, means = [], []
+    for i, name in enumerate(("at the first step", "in the last 20 steps")):
+        counts = [[run[i] for run in row] for row in runs.values()]
+        means = [sum(row) / len(row) for row in counts]
+        chart = heatmap(
+            [[*row, mean] for row, mean in zip(counts, means, strict=True)],
+            [*runs],
+            [*range(len(counts[0])), "mean"],
+            column_title="seed",
+            domain=(0, 8),
+            cell=36,
+            texts=[
+                [*map(str, row), f"{mean:.1f}"] for row, mean in zip(counts, means, strict=True)
+            ],
+        )
+        for layer in chart.layer if i else []:
+            layer.encoding.y["axis"].labels = False  # the first panel has them
+        drawn.append(chart.properties(title=alt.Title(name, fontSize=13)))
+    assert max(means[-2:]) + 1 < min(means[:-2])  # the last panel's
     return titled(
-        panels(matrices, [*counts], row_title="", column_title="seed", digits=0),
-        "Learning along a shared mean leaves more experts idle than the start does",
-        "Experts in use, of eight: who reads a mean, and what else is changed.",
+        alt.concat(*drawn, spacing=15),
+        "Few stay in use only where the router reads the mean and experts that read it learn",
+        "Experts in use, of eight; the rows are those of the table.",
     )
 
 
 def visits_chart(histories: Mapping[str, Tensor]) -> alt.FacetChart:
     """Visits (steps, 8) as stacked areas over the steps, a panel for each run."""
-    rows = []
+    rows, names, used = [], [], []
     for name, history in histories.items():
+        end = history[-10:].sum(0)
+        used.append(int((end > 0.02 * end.sum()).sum()))
+        names.append(f"{name}: {used[-1]} in use")
         for step in range(0, len(history), 10):
             visits = history[step : step + 10].sum(0)
             parts = (visits / visits.sum()).tolist()
             rows += [
-                {"run": name, "step": step, "expert": expert, "part": part}
+                {"run": names[-1], "step": step, "expert": expert, "part": part}
                 for expert, part in enumerate(parts)
             ]
-    ends = (h[-10:].sum(0) for h in histories.values())
-    left, *others = (int((end > 0.02 * end.sum()).sum()) for end in ends)
-    kept = "all" if min(others) == 8 else f"{min(others)} or more"
+    assert used[0] + 1 < min(used[1:])  # the first is left alone
     chart = alt.Chart(rounded(pd.DataFrame(rows))).mark_area(stroke="white", strokeWidth=0.5)
     y = alt.Y("part:Q", stack=True, title="part of visits").scale(domain=[0, 1])
     x = alt.X("step:Q").axis(tickCount=3)
-    areas = chart.encode(x, y.axis(format="%", tickCount=5), colored(**EXPERT), alt.Order("expert"))
+    two_lines = alt.Header(labelExpr="split(datum.label, ': ')")
+    color = colored(**EXPERT | {"legend": alt.Legend(title="expert")})
+    areas = chart.encode(x, y.axis(format="%", tickCount=5), color, alt.Order("expert"))
     areas = areas.properties(width=130, height=200)
     return titled(
-        areas.facet(column=alt.Column("run:N", sort=list(histories), title=None)),
-        f"Left alone, {left} of eight experts are in use; with each remedy {kept}",
-        "Part of the visits to each expert, means of ten steps; seed 0. An expert has "
-        "its colour in all panels.",
+        areas.facet(column=alt.Column("run:N", sort=names, title=None, header=two_lines)),
+        "Left alone, few experts are in use; each remedy spreads the visits",
+        "Part of the visits to each expert, means of ten steps; seed 0. In use: in the last ten.",
     )
