@@ -377,7 +377,7 @@ def qwen3_logits(model: LanguageModel, ids: Tensor) -> Tensor:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     block, (vocab, d_model) = model.blocks[0], model.embed.weight.shape
-    config = Qwen3Config(  # turns with the base 10,000; the released Qwen3 has 1,000,000
+    config = Qwen3Config(  # released ones: base 1,000,000, ε 1e-6, heads of their own size
         vocab_size=vocab,
         hidden_size=d_model,
         intermediate_size=len(block.feed_forward.gate.weight),
@@ -436,7 +436,7 @@ print(f"the other layout: scores move by up to {gap:.1f}, of {pairs.abs().max():
 #
 # [Wortsman et al. (2023)](https://arxiv.org/abs/2309.14322) report that QK-norm helps at high learning rates. We try it with two blocks and the sample corpus's English captions. If QK-norm helps, then without it the training loss (*loss* below) at the highest rate is higher. Taking back RMSNorm or SwiGLU is the control.
 #
-# Is the reason a softmax that gives nearly all weight to one word? Then attention becomes sharp without QK-norm. Its *sharpness* is a position's largest attention weight, averaged over the first block's positions and heads.
+# Is the reason a softmax that gives nearly all weight to one word? Then attention becomes sharp without QK-norm. Its *sharpness* is a position's largest attention weight, averaged over the first block's positions and heads, after training.
 #
 # **Predict.** How sharp does attention become without QK-norm, and with it?
 
@@ -511,7 +511,7 @@ live = swept({part: partial(small_model, part) for part in TAKEN_BACK})
 live.pivot(index="part", columns="rate", values=["loss", "sharpness"]).round(2)
 
 # %% [markdown]
-# Attention does become sharp. Is that what harms? To keep it from that, let queries and keys learn at a quarter of the rate. If sharpness is the reason, leaving out QK-norm then does no harm.
+# In these single runs attention does become sharp. Is that what harms? Let queries and keys learn at a quarter of the rate: attention stays soft. If sharpness is the reason, leaving out QK-norm then does no harm.
 
 # %%
 SLOWED = ("Qwen3, slowed", "no QK-norm, slowed")
@@ -532,7 +532,7 @@ def slowed_model(part: str, vocab: int) -> LanguageModel:
 
 
 # %% [markdown]
-# These are single runs. The record [`block-rates.json`](../results/block-rates.json) (`python -m scripts.studies.block_rates --save`) has eight seeds of each, and of slowed models:
+# The record [`block-rates.json`](../results/block-rates.json) (`python -m scripts.studies.block_rates --save`) has eight seeds of each, and of slowed models:
 
 # %%
 final_loss, sharp = small_runs("loss"), small_runs("sharpness")  # (rate, seed) by part
@@ -556,11 +556,11 @@ figures.rates_chart(
 )
 
 # %% [markdown]
-# **What we see.** At 0.04 the loss without QK-norm is 0.26 nats higher, with each seed. With LayerNorm or ReLU the mean isn't higher. Sharpness rises from 0.49 to 0.93. With slow queries and keys it stays at 0.46, but 0.14 nats remain (against Qwen3, slowed as well).
+# **What we see.** At 0.04 the loss without QK-norm is 0.26 nats higher, with each seed. With LayerNorm the mean isn't higher, with ReLU it is 0.10 lower. Sharpness rises from 0.49 to 0.93. With slow queries and keys it stays at 0.46, but 0.14 nats remain (against Qwen3, slowed as well).
 #
-# **What it means.** Sharp attention isn't the whole reason: about half of the harm remains without it.
+# **What it means.** Sharp attention isn't the whole reason. How much of the 0.26 nats it explains, eight seeds don't say.
 #
-# **What it doesn't show.** At 0.02 QK-norm gains only 0.06 nats, and not with every seed. At 0.005 it costs 0.05 nats.
+# At 0.02 QK-norm gains only 0.06 nats, and not with every seed. At 0.005 it costs 0.05 nats.
 #
 # ## Outputs that begin at zero
 #
@@ -580,7 +580,7 @@ def zero_outputs(model: LanguageModel) -> None:
 # %% [markdown]
 # Such blocks first pass on the vector of the word just read. The last norm gives it the length 8, and with tied tables the word's own row, about 1 long, points the same way. Its own logit is near 8, the others near 0: the model should predict the word again, nearly always wrongly.
 #
-# Does this first guess do harm? To take it away, we *flip* every second scale of the last norm: it starts at −1. The own logit, until now a sum of squares, then has a minus before half of them: it is near 0 too. If zeroed outputs harm the flipped model as well, the guess isn't the reason. **Predict.** How much probability does each model give that word?
+# Does this first guess do harm? To take it away, we *flip* every second scale of the last norm: it starts at −1. The own logit $\sum_i \gamma_i n_i e_i$ has $n = 8e$ for a vector $e$ of length 1. So it is 8 if all $\gamma_i$ are 1, and near 0 if half of them are −1. If zeroed outputs harm the flipped model as well, the guess isn't the reason. **Predict.** How much probability does each model give that word?
 
 
 # %%
@@ -607,7 +607,7 @@ for start in STARTS:
 assert again.pop("zeroed") > 10 * max(again.values())
 
 # %% [markdown]
-# Only the zeroed model without the flip does so. What do zeroed outputs add to the loss of the record's eight seeds (nats, mean and standard error)?
+# Only the zeroed model without the flip expects the word again. What do zeroed outputs add to the loss of the record's eight seeds (nats, mean and standard error)?
 
 # %%
 added = pd.DataFrame({"plain": final_loss["zeroed"] - final_loss["Qwen3"]})
@@ -627,11 +627,11 @@ figures.rates_chart(
 final_loss.groupby("rate").mean().min()[[*STARTS]].round(3)  # each start at its best rate
 
 # %% [markdown]
-# At the best rates, zeroed outputs cost 0.28 nats without the flip, and gain 0.24 with it. The flip alone changes little. So the guess is the harm; without it, zeroed outputs help here.
+# At the best rates, zeroed outputs cost 0.28 nats without the flip, and gain 0.24 with it. The flip alone changes little. So the harm is the guess, or what stays of it in training.
 #
 # ## Muon
 #
-# > **In short.** A gradient matrix has a few strong directions and many weak ones. Gradient descent steps mostly along the strong ones. Muon steps along all of them about equally.
+# > **In short.** A gradient matrix has a few strong directions and many weak ones. Gradient descent steps mostly along the strong ones, Adam less so. Muon steps along all of them about equally.
 #
 # Every matrix is a sum $U\Sigma V^\top = \sum_i \sigma_i u_i v_i^\top$, in which the $u_i$ are perpendicular unit vectors, and so are the $v_i$. The *singular value* $\sigma_i \ge 0$ says how strongly the matrix acts in direction i. Muon ([Jordan et al. 2024](https://kellerjordan.github.io/posts/muon/)) takes the gradients' running average, replaces every $\sigma_i$ by 1, and steps by the result, $UV^\top$, times a factor for its shape.
 #
@@ -654,7 +654,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
 @torch.no_grad()
 def muon_step(weight: Tensor, gradient: Tensor, average: Tensor, rate: float) -> None:
-    """Move a matrix (a, b), and its gradients' running average, in place (without Nesterov's)."""
+    """Move a matrix (a, b), and its gradients' running average, in place."""
     average.lerp_(gradient, 0.05)
     weight -= rate * max(1, weight.size(0) / weight.size(1)) ** 0.5 * orthogonalised(average)
 
@@ -680,15 +680,17 @@ step = orthogonalised(gradient)
 after = (U.mT @ step @ Vh.mT).diagonal()  # what became of each singular value
 torch.testing.assert_close(step, (U * after) @ Vh)  # the directions are the same
 print(f"after: {after[:-1].min():.2f} to {after[:-1].max():.2f}, and the last {after[-1]:.2f}")
-muon_step(weights[-1], gradient, torch.zeros_like(gradient), rate=0.02)
-moved, _ = batch_loss(translator, batch, criterion)
-print(f"a step takes the loss from {loss / batch.ntokens:.3f} to {moved / batch.ntokens:.3f}")
+
+# %% [markdown]
+# Adam's first step is the gradient's sign, number by number. Is that as even as Muon's?
 
 # %%
-assert S[0] / S[-2] > 20 and after[:-1].max() / after[:-1].min() < 2 and S[-2] / S[-1] > 20
+sign = torch.linalg.svdvals(gradient.sign())
+uneven = [values[0] / values[-2] for values in (S, sign, after.sort(descending=True).values)]
+assert uneven[0] > 5 * uneven[1] and uneven[1] > 5 * uneven[2] and S[-2] / S[-1] > 20
 figures.spectrum_chart(
-    {"gradient": S / S[0], "Muon's step": after},
-    "Muon's step is nearly even in all directions but the last",
+    {"gradient": S / S[0], "its sign (Adam)": sign / sign[0], "Muon's step": after},
+    "Muon's step is evener than Adam's, in all directions but the last",
 )
 
 # %% [markdown]
@@ -700,7 +702,7 @@ unseen = F.normalize(1 / norm.weight, dim=0)
 print(f"cosine: {abs(Vh[-1] @ unseen):.4f}, and every y's part along it: {norm.bias @ unseen:.3f}")
 
 # %% [markdown]
-# Muon is for matrices inside the layers; embeddings, norms and biases stay with Adam.
+# Embeddings, norms and biases stay with Adam.
 #
 # ## On record
 #
@@ -725,8 +727,8 @@ for row in rows:
 
 # %% [markdown]
 # - **Alone,** rotary positions gain 3.0 BLEU and Muon 1.5. Zeroed outputs cost 2.4.
-# - **Together,** the parts of *today* gain 1.6. Zeroed, the whole block stays 1.4 below rotary alone; not zeroed, it gains 2.5 and is 1.1 above (neither gap is tested). With zeroing and Muon it gains 5.5.
-# - **In BLEU, no difference is detected** for RMSNorm, SwiGLU, QK-norm, grouped and multi-query attention. Equality isn't shown: each interval is 1.7 BLEU wide.
+# - **Together,** the parts of *today* gain 1.6 over *2017*, less than rotary alone. Not zeroed, the block gains 2.5 more, and is 1.1 above rotary (not tested). With zeroing and Muon it gains 5.5 more.
+# - **In BLEU, no difference is detected** for RMSNorm, SwiGLU, QK-norm, grouped and multi-query attention. Each interval is 1.7 BLEU wide.
 #
 # ## Summary
 #

@@ -65,7 +65,7 @@ torch.set_default_dtype(torch.float64)  # so that checks can ask for agreement t
 #
 # $$p=\mathrm{softmax}(xW_r),\qquad y=\sum_{e\,\in\,\mathrm{top}\,k}\frac{p_e}{\sum_{e'\in\,\mathrm{top}\,k}p_{e'}}\,f_e(x)\;+\;f_\text{shared}(x)$$
 #
-# - **Top k.** Only the k experts with the largest $p_e$ compute. Their weights are rescaled to sum to 1. Only for k = 1 do Switch and we keep $p_e$: a weight of 1 would give the router no gradient.
+# - **Top k.** Only the k experts with the largest $p_e$ compute. As in Mixtral, their weights are rescaled to sum to 1. DeepSeekMoE and Switch (k = 1) keep $p_e$. So do we for k = 1: a weight of 1 would give the router no gradient.
 # - **Shared** (in DeepSeekMoE alone). One more expert, $f_\text{shared}$, computes every token.
 #
 # **Predict.** Mixtral 8×7B ([Jiang et al. 2024](https://arxiv.org/abs/2401.04088)) has 32 layers of width 4,096. Each has eight SwiGLU experts (chapter 22) of width 14,336, and a token visits two. Its attention has 32 heads of 128 in 8 groups. Its vocabulary has 32,000 pieces and two tables, for input and output. How many parameters does it have in all, and how many does one token meet?
@@ -194,7 +194,7 @@ step_chart(router, torch.randn(150, 2), mean=4 * direction, step=0.8 * direction
 # %% [markdown]
 # In the upper row, the step wins some tokens; in the lower, nearly all. But there, orange had most before. Is the start to blame, or the steps?
 #
-# The gradient of $w_e$ is a sum of tokens, each times how much a higher score of e would raise its error. In this sum noise mostly cancels, and m adds up if expert e is better, or worse, for nearly all tokens. Experts that read m may bring this about: what m adds to their results is wrong for all tokens alike, and the first that learns to avoid it is better for all.
+# The gradient of $w_e$ is a sum of tokens, each times how much a higher score of e would raise the token's error. In this sum noise mostly cancels, and m adds up if expert e is better, or worse, for nearly all tokens. Experts that read m may bring this about: what m adds to their results is wrong for all tokens alike, and the first that learns to avoid it is better for all.
 #
 # ### The experiment
 #
@@ -206,8 +206,8 @@ step_chart(router, torch.randn(150, 2), mean=4 * direction, step=0.8 * direction
 # |*only the experts do*|n|m+n||
 # |*only the router does*|m+n|n||
 # |*experts don't learn*|m+n|m+n|only the router learns|
-# |*m's scores stay fixed*|n|m+n|what m adds to the scores at first is added as a constant|
-# |*even start*|m+n|m+n|this constant is subtracted|
+# |*m's scores stay fixed*|n|m+n|what m would add to the scores at first, a constant, is added|
+# |*even start*|m+n|m+n|the same constant is subtracted|
 # |*both*|m+n|m+n||
 #
 # An expert is *in use* if it has over 2% of the visits (even: 12.5%). **Predict.** Which rows end with few in use if the start is the cause? Which if the router must read m, and experts that read m must learn?
@@ -220,7 +220,10 @@ def in_use(visits: Tensor) -> int:
 
 
 def toy_run(seed, router_mean=0, expert_mean=0, fixed_mean=0, experts_learn=True):
-    """Experts in use at the first step and in the last 20; the part of the router's move along m."""
+    """Experts in use at the first step and in the last 20, and how far scores moved together.
+
+    The last is the change that all tokens' scores share, over the deviation of their own changes.
+    """
     torch.manual_seed(seed)
     inner, outer = torch.randn(2, 16, 16) / 4
     router = nn.Linear(16, 8, bias=False)
@@ -238,8 +241,8 @@ def toy_run(seed, router_mean=0, expert_mean=0, fixed_mean=0, experts_learn=True
         optimizer.step()
         visits.append(chosen.flatten().bincount(minlength=8))
     move = router.weight.detach() - start  # (E, D)
-    along = (move.sum(1) / 4).square().sum() / move.square().sum()  # m has length 4
-    return in_use(visits[0]), in_use(sum(visits[-20:])), along.item()
+    together = router_mean * move.sum(1).norm() / move.norm()  # m·move over n·move's deviation
+    return in_use(visits[0]), in_use(sum(visits[-20:])), together.item()
 
 
 # %%
@@ -255,13 +258,14 @@ settings = {
 }
 toys = {name: [toy_run(seed, **how) for seed in range(6)] for name, how in settings.items()}
 for name, runs in toys.items():
-    print(f"{name}: {sum(run[2] for run in runs) / len(runs):.0%} of the router's move is along m")
+    together = sum(run[2] for run in runs) / len(runs)
+    print(f"{name}: the shared change of scores is {together:.1f} times the tokens' own")
 in_use_chart(toys)
 
 # %% [markdown]
-# - **The start isn't the cause.** If it were, *m's scores stay fixed* would end with few, and *even start* with all. They end with 5.5 and 3.5 on average.
-# - **The router must read m.** Where only the experts do, nearly all stay in use. (Two rows' routers move along m without reading it. This raises no score for all tokens.)
-# - **Experts that read m must learn.** Otherwise steps along m don't add up: they make about a tenth of the router's move, against 39% and 48% in the last rows. (By chance: a sixteenth.) In *only the router does*, more experts are in use at the end than at first.
+# - **The start alone isn't the cause.** If it were, *m's scores stay fixed* would end with few, and *even start* with all. They end with 5.5 and 3.5 on average.
+# - **The router must read m.** Where only the experts do, nearly all stay in use: no score can rise for all tokens.
+# - **Experts that read m must learn.** Otherwise steps along m don't add up: the shared change of scores is 1.1 to 1.3 times the tokens' own (by chance: once), in *even start* and *both* 2.5 to 2.8 times. In *only the router does*, more experts are in use at the end than at first.
 #
 # ## Remedies
 #
@@ -301,7 +305,7 @@ assert layer.bias.tolist() == [-0.5, 0.5, 0.5]
 #
 # Do experts fall idle on a real model's tokens? Is the error lower if a remedy brings them back? In 300 steps, a mixture (eight experts of width 16, two for a token) learns to imitate the last feed-forward layer of chapter 9's encoder, the *teacher*, on captions of chapter 7's sample. Errors, on others, are divided by the outputs' variance.
 #
-# Beside it learn two dense layers: as wide as two experts, and as all. In a control, the router's inputs are as short as without their mean, but keep it.
+# Beside it learn two dense layers: as wide as two experts, and as all. In a control, the router's inputs are shrunk to the length that they have without their mean, with the mean left in.
 #
 # **Predict.** How much of the inputs' mean square lies in their mean? And near which dense layer's error will a mixture's be?
 
@@ -361,11 +365,14 @@ learned = {name: [imitate(seed, **how) for seed in range(3)] for name, how in wa
 for name, runs in learned.items():
     errors = [(layer(new_inputs) - new_outputs).square().mean() for layer, _ in runs]
     used = [in_use(layer.visits) for layer, _ in runs]
-    print(f"{name}: in use {used}, error", *(f"{e / new_outputs.var():.3f}" for e in errors))
+    print(
+        f"{name}: in use on new tokens {used}, error",
+        *(f"{e / new_outputs.var():.3f}" for e in errors),
+    )
 visits_chart({name: learned[name][0][1] for name in [*ways][:4]})
 
 # %% [markdown]
-# Without a remedy, two to four experts are in use with these three seeds; with each, seven or eight. For each seed the error is then lower; shorter inputs alone don't help. (The picture shows the training. At this speed the bias swings.) A mixture's error lies between those of the dense layers: without the mean, three quarters of the way from the narrow one's to the wide one's, at about the narrow one's work.
+# Without a remedy, two to four experts are in use with these three seeds; with each, seven or eight. For each seed the error is then lower; shorter inputs alone don't help. (The picture shows the training.) A mixture's error lies between those of the dense layers: without the mean, three quarters of the way from the narrow one's to the wide one's, at about the narrow one's work.
 #
 # **Predict.** Which tokens does each expert take? (Fifty captions of ours; ▁ begins a word.)
 
@@ -378,11 +385,11 @@ for expert in range(8):
     print(f"expert {expert}:", *(f"{piece} {n}" for piece, n in Counter(own).most_common(40)))
 
 # %% [markdown]
-# Nobody named parts of speech. Yet expert 3 takes nearly all verbs, with many nouns. Mostly, 7 takes things and places, 4 numbers and sizes, 1 persons and colours, 5 definite articles and prepositions. Expert 0 has each *Ein* and *Eine* that begins a caption, expert 2 those inside. Expert 6, with seven tokens, shows no theme.
+# These are each expert's 40 commonest pieces, of one seed. Expert 3 takes nearly all verbs, with many nouns. Mostly, 7 takes things and places, 1 persons and colours, 5 definite articles and prepositions. Expert 0 has each *Ein* and *Eine* that begins a caption, expert 2 those inside, and each caption's end. Nobody named parts of speech. But the encoder's states may have sorted the words before: we didn't try an untrained router.
 #
 # ### Padding isn't routed
 #
-# A mixture counts visits, and a remedy would balance padding's, too. So the encoder layer tells it where there are words:
+# A mixture counts visits, and a remedy would balance padding's, too. So the encoder layer tells it where there are words (the record's decoder doesn't; it has hardly any padding):
 
 
 # %%
@@ -399,7 +406,7 @@ class SparseEncoderLayer(EncoderLayer):
 # %% [markdown]
 # ## On record
 #
-# > **In short.** Seven tenths more parameters: no difference in BLEU told from chance, both losses a little lower.
+# > **In short.** Seven tenths more parameters: in this record they don't show a gain.
 #
 # In chapter 22's record, each feed-forward layer of the row *experts* has eight SwiGLUs and a shared one. The penalty is in their loss, times 0.01 for each token. A token meets three of the nine, together about as wide as a layer of *SwiGLU*, the rival. Rows are means of three seeds; *first* and *last* are training losses, *loss* is the validation's.
 
@@ -408,7 +415,7 @@ print(verdict_line("experts", block_verdicts()["experts"], RIVALS_OF_PARTS["expe
 block_means(["2017", "SwiGLU", "experts"])
 
 # %% [markdown]
-# A token meets 362,000 of the model's 620,000 parameters. Both losses are lower than *SwiGLU*'s with each seed, by about 0.01 on average. How many experts were in use isn't on record.
+# A token meets 362,000 of the model's 620,000 parameters. Beside *SwiGLU* the training loss is 0.015 lower, and the validation loss 0.007, of which one seed makes most. How many experts were in use isn't on record.
 #
 # ## Summary
 #
@@ -418,7 +425,7 @@ block_means(["2017", "SwiGLU", "experts"])
 #
 # ## What these papers did that we don't
 #
-# They spread more experts over many devices (DeepSeek-V3: 256, 8 per token).
+# They spread more experts over many devices ([DeepSeek-V3](https://arxiv.org/abs/2412.19437): 256, 8 per token).
 #
 # ## Exercises
 #

@@ -166,5 +166,5 @@ def spectrum_chart(values: Mapping[str, Tensor], title: str) -> alt.TopLevelMixi
     return titled(
         chart,
         title,
-        "Singular values (log scale): the gradient's, divided by the largest, and Muon's step's.",
+        "Singular values (log scale). The gradient's and its sign's are divided by their largest.",
     )
