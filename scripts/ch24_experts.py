@@ -220,10 +220,7 @@ def in_use(visits: Tensor) -> int:
 
 
 def toy_run(seed, router_mean=0, expert_mean=0, fixed_mean=0, experts_learn=True):
-    """Experts in use at the first step and in the last 20, and how far scores moved together.
-
-    The last is the change that all tokens' scores share, over the deviation of their own changes.
-    """
+    """Experts in use at the first step and in the last 20; scores' shared change over their own."""
     torch.manual_seed(seed)
     inner, outer = torch.randn(2, 16, 16) / 4
     router = nn.Linear(16, 8, bias=False)
@@ -241,8 +238,8 @@ def toy_run(seed, router_mean=0, expert_mean=0, fixed_mean=0, experts_learn=True
         optimizer.step()
         visits.append(chosen.flatten().bincount(minlength=8))
     move = router.weight.detach() - start  # (E, D)
-    together = router_mean * move.sum(1).norm() / move.norm()  # m·move over n·move's deviation
-    return in_use(visits[0]), in_use(sum(visits[-20:])), together.item()
+    shared = router_mean * move.sum(1).norm() / move.norm()  # m·move over n·move's deviation
+    return in_use(visits[0]), in_use(sum(visits[-20:])), shared.item()
 
 
 # %%
@@ -258,8 +255,8 @@ settings = {
 }
 toys = {name: [toy_run(seed, **how) for seed in range(6)] for name, how in settings.items()}
 for name, runs in toys.items():
-    together = sum(run[2] for run in runs) / len(runs)
-    print(f"{name}: the shared change of scores is {together:.1f} times the tokens' own")
+    shared = sum(run[2] for run in runs) / len(runs)
+    print(f"{name}: the shared change of scores is {shared:.1f} times the tokens' own")
 in_use_chart(toys)
 
 # %% [markdown]
@@ -365,14 +362,11 @@ learned = {name: [imitate(seed, **how) for seed in range(3)] for name, how in wa
 for name, runs in learned.items():
     errors = [(layer(new_inputs) - new_outputs).square().mean() for layer, _ in runs]
     used = [in_use(layer.visits) for layer, _ in runs]
-    print(
-        f"{name}: in use on new tokens {used}, error",
-        *(f"{e / new_outputs.var():.3f}" for e in errors),
-    )
+    print(f"{name}: in use {used}, error", *(f"{e / new_outputs.var():.3f}" for e in errors))
 visits_chart({name: learned[name][0][1] for name in [*ways][:4]})
 
 # %% [markdown]
-# Without a remedy, two to four experts are in use with these three seeds; with each, seven or eight. For each seed the error is then lower; shorter inputs alone don't help. (The picture shows the training.) A mixture's error lies between those of the dense layers: without the mean, three quarters of the way from the narrow one's to the wide one's, at about the narrow one's work.
+# Without a remedy, two to four experts are in use with these three seeds; with each, seven or eight. For each seed the error is then lower; shorter inputs alone don't help. (The counts are of new tokens; the picture shows the training.) A mixture's error lies between those of the dense layers: without the mean, three quarters of the way from the narrow one's to the wide one's, at about the narrow one's work.
 #
 # **Predict.** Which tokens does each expert take? (Fifty captions of ours; ▁ begins a word.)
 
