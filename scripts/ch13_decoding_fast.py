@@ -70,7 +70,7 @@ rivals = Late("scripts.fast.copying")
 #
 # > **In short.** The same texts as by the searches of chapters 6 and 8, 2 to 3 times as fast as with chapter 8's cache, and more than 10 times as fast as without it (*The sum*).
 #
-# In double precision the fast searches ([`searching.py`](../scripts/fast/searching.py)) write the same tokens as chapter 8's (tested).
+# In double precision the fast searches ([`searching.py`](../scripts/fast/searching.py)) write chapter 8's tokens (tested).
 #
 # The *gain* of a trick is the time without it, divided by the time with it. A **control** races a function against itself: its gain shows what chance does. Numbers have 32 bits, and times are of one thread, unless the text says otherwise.
 
@@ -97,17 +97,17 @@ src = pad_rows([source_ids(german, trained.tokenizer) for german in captions])  
 #
 # [`CachedDecoding`](../scripts/fast/decoding.py), the fast twin of chapter 8's `CopiedCache`, does three things once:
 #
-# - **One product in place of three.** A token's query, key and value are products of the same vector with three weight matrices. Joined, these matrices take one product.
+# - **One product in place of three.** Query, key and value are products of the same vector with three weight matrices. Joined, these take one product.
 # - **Weights in the right order.** oneDNN, the library of our products (chapter 11), wants a weight matrix's numbers in an order of its own. They are put into it once.
-# - **Room for later tokens.** `torch.cat` copies all old keys and values to append new ones: $T(T-1)/2$ positions in T steps. We leave empty room behind them instead, and double it when it is full: fewer than 2T positions are copied.
+# - **Room for later tokens.** `torch.cat` copies all old keys and values to append new ones: $T(T-1)/2$ positions in T steps. We leave empty room behind them, and double it when it is full: fewer than 2T are copied.
 #
 # *The sum* measures all three together, with chapter 12's fused kernels and encoder without padding.
 #
 # ## A family tree instead of copies
 #
-# > **In short.** In a beam search some prefixes are continued twice, others not at all. If each has its own cache, whole caches are copied. So let all prefixes of a sentence share one cache, and note which of its tokens each may use.
+# > **In short.** In a beam search some prefixes are continued twice, others not at all. If each has its own cache, whole caches are copied. Let a sentence's prefixes share one, and note which of its tokens each may use.
 #
-# The shared cache holds L tokens; each step adds one for each prefix. Beside it we keep `ancestors` (B, k, L): True where a cached token belongs to a prefix. A new token is its own ancestor (`enter`). A prefix that continues another one gets a copy of its row of `ancestors` (`follow`): L bytes. With a cache of its own, it would copy 2·T·D numbers in each layer.
+# Beside the shared cache we keep `ancestors` (B, k, L): True where a cached token belongs to a prefix. A new token is its own ancestor (`enter`). A prefix that continues another one gets a copy of its row of `ancestors` (`follow`): L bytes. With a cache of its own, it would copy 2·T·D numbers in each layer.
 
 
 # %%
@@ -130,7 +130,7 @@ class FamilyTree:
 
 
 # %% [markdown]
-# In chapter 8's phrase book, after three words a beam of 3 holds *a dog sleeps*, *a dog is* and *the hound sleeps*. For each step, `steps` has the new tokens, and for each prefix that goes on the number of the token that it continues: after *the a one*, `[1, 0, 0]` says that one prefix continues *a*, and two continue *the*. **Predict.** Which two of the ten cached tokens belong to no prefix now?
+# In chapter 8's phrase book, after three words a beam of 3 holds *a dog sleeps*, *a dog is* and *the hound sleeps*. `steps` has each step's new tokens, and for each prefix that goes on which of them it continues: after *the a one*, `[1, 0, 0]` lets one prefix continue *a*, and two *the*. **Predict.** Which two of the ten cached tokens belong to no prefix now?
 
 # %%
 steps = [
@@ -149,9 +149,9 @@ figures.family_chart(tree.ancestors[0], cached)
 # %% [markdown]
 # *One* and the second *dog* (of *the dog*) belong to none.
 #
-# Masked by `ancestors`, attention gives each prefix what its own tokens alone would give. Our loop in C skips all others.
+# Masked by `ancestors`, attention gives each prefix what its own tokens alone would give.
 #
-# **Experiment.** Is one shared cache faster than one for each prefix? The rival, [`copying_beam_search`](../scripts/fast/copying.py), copies only what moves, but also reads the source's keys and values once for each prefix. If copying and reading cost little, the gain is 1. In both, all sentences stay. **Predict.** Is it larger in narrow beams, or in wide ones?
+# **Experiment.** Is one shared cache faster than one for each prefix? The rival, [`copying_beam_search`](../scripts/fast/copying.py), copies only what moves, but also reads the source's keys and values once for each prefix. If copying and reading cost little, the gain is 1. In both, all sentences stay. **Predict.** Is it larger in narrow or in wide beams?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -170,7 +170,7 @@ assert gained > 1.1  # the widest
 #
 # > **In short.** A batch goes on until its longest text ends. Let finished sentences leave.
 #
-# Texts of 5, 9 and 12 tokens need 5 + 9 + 12 = 26 rows of the decoder, one for each token. If all stay, 3 · 12 = 36 are computed. But if sentences leave, keys and values of others must move into their places (`keep`). Two rules keep that cheap:
+# Texts of 5, 9 and 12 tokens need 26 rows of the decoder, one for each token. If all stay, 3 · 12 = 36 are computed. But if sentences leave, keys and values of others must move into their places (`keep`). Two rules keep that cheap:
 #
 # - **Few rows move.** The last unfinished sentences take the places of the finished ones (`close_gaps`).
 # - **Not at every step.** We wait until at least a tenth of the batch has finished (`PACK_AT`).
@@ -187,7 +187,7 @@ def close_gaps(going: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# New beside chapter 8's `write_one_by_one`: `live` has the numbers of the sentences in the batch, and the last `if` lets finished sentences leave. `choose` gets the decoder's rows x (N, D), and decides itself which logits it needs.
+# New beside chapter 8's `write_one_by_one`: `live` has the numbers of the sentences in the batch, and the last `if` lets finished sentences leave. `choose` decides itself which logits of x it needs.
 
 # %%
 PACK_AT = 0.9  # a batch is packed again when at most this share of it is unfinished
@@ -223,7 +223,7 @@ def write_and_leave(
 
 
 # %% [markdown]
-# **Experiment.** We count each step's rows; with a `pack_at` of 0 all sentences stay. **Predict.** If all stay, what share of the rows is computed for nothing?
+# **Experiment.** We count each step's rows; with a `pack_at` of 0 all stay. **Predict.** What share of the rows is then for nothing?
 
 
 # %%
@@ -251,7 +251,7 @@ figures.rows_chart({"all stay": all_stay, "they leave": they_leave}, texts)
 #
 # ## The largest of many logits
 #
-# > **In short.** A beam search wants the 2K largest of 8,192 logits (chapter 8), and `topk` searches all of them. Take the largest of each block of 64 first. Then search only the blocks that can hold one of the best.
+# > **In short.** A beam search wants the 2K largest of 8,192 logits (chapter 8), and `topk` searches all of them. Take the largest of each block of 64 first, and search only blocks that can hold one of the best.
 #
 # For the m largest logits, take the m blocks with the largest maxima. Each of these m maxima is at least as large as every logit in any other block. So m largest logits lie in these blocks.
 
@@ -285,15 +285,15 @@ assert block_gains["the 8 largest"][65536] > 1.5 and block_gains["the 64 largest
 figures.gains_chart("blocks", block_gains)
 
 # %% [markdown]
-# Blocks gain from about 4,096 logits on for the 8 largest, from about 16,384 for the 64 largest. To be safe, without C our searches use them from 4,096 and 32,768 on. (Our C reads a row once, and skips blocks that hold nothing larger than what it has.)
+# Blocks gain from about 4,096 logits on for the 8 largest, from about 16,384 for the 64 largest. To be safe, without C our searches use them from 4,096 and 32,768 on.
 #
 # ## Few bits propose, a bound decides
 #
-# > **In short.** Greedy decoding wants one token, but computes exact logits for all 8,192. Compute coarse ones, which is cheap, and then exact ones only for the few tokens that may be the largest. A bound on the error proves that no other can be.
+# > **In short.** Greedy decoding wants one token, but computes 8,192 exact logits. Compute cheap, coarse ones, and exact ones only for the few tokens that may be the largest. A bound on the error rules out all others.
 #
 # The logits are the largest product of a step: $x$ (N, D) with the weights $W$ (V, D). In 8 bits an instruction multiplies four times as many numbers, and $W$ takes 2 MB in place of 8. The gain is less than 4, as rounding $x$, scaling the sums and finding the largest take time, too.
 #
-# **Round.** Each row of $x$ and of $W$ has a unit: its largest absolute value, divided by 127. Each number becomes a whole number of units. Whole numbers are multiplied and added without any error; we multiply by the units at the end.
+# **Round.** Each row of $x$ and $W$ has a unit: its largest absolute value, divided by 127. Each number becomes a whole number of units. Their products and sums have no error; we multiply by the units at the end.
 
 
 # %%
@@ -379,9 +379,9 @@ print(
 figures.bound_chart(coarse[misled[0]], exact[misled[0]], error[misled[0]].item())
 
 # %% [markdown]
-# Coarse logits alone choose 5 wrong tokens. The bound is loose: no error is a fifth of it. Still, about 4 exact logits a row find the right token.
+# Coarse logits alone choose 5 wrong tokens. No error is a fifth of its bound. Still, about 4 exact logits a row find the right token.
 #
-# **Experiment.** [`Packed8`](../scripts/fast/decoding.py) is this product with the processor's instructions for 8 bits; `Packed` multiplies in 32 bits. But the bound and the exact logits may cost more than 8 bits save. **Predict.** From how many rows on do they cost less?
+# **Experiment.** [`Packed8`](../scripts/fast/decoding.py) is this product with the processor's instructions for 8 bits. But the bound and the exact logits may cost more than 8 bits save. **Predict.** From how many rows on do they cost less?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -405,11 +405,11 @@ assert screen_gains["8 bits, bound and exact logits"][128] > 1.1 or not fast.fas
 figures.gains_chart("screen", screen_gains, searching.SCREEN_FROM)
 
 # %% [markdown]
-# For one row the bound and the exact logits cost more time than 8 bits save, for 128 about a quarter of it. Where the screen begins to pay depends on the machine; greedy search uses it from 8 rows on. A beam search can't: it wants probabilities, and their denominator needs every logit.
+# For one row the bound and the exact logits cost more than 8 bits save, for 128 about a quarter. To be safe, greedy search uses the screen from 8 rows on. A beam search can't: it wants probabilities, and their denominator needs every logit.
 #
 # ## Eight bits in every product
 #
-# > **In short.** All other products still multiply 32 bits. Round the factors of every product with weights, and give up the bound. That is 1.5 to 2 times as fast in batches, and 2 to 3 times for one sentence alone (*The sum*, *Against others*), but some texts change.
+# > **In short.** Round the factors of every product with weights, and give up the bound. That is 1.5 to 2 times as fast in batches, and 2 to 3 times for one sentence alone (*The sum*, *Against others*), but some texts change.
 #
 # **Predict.** How many of 64 texts change?
 
@@ -432,7 +432,7 @@ for i in changed[:2]:
 #
 # > **In short.** The cache gains most, the other exact tricks together 2 to 3. All exact ways write the same texts.
 #
-# Each of `ways` translates our captions greedily, with one trick more than the way before; `beams` has a beam of 4. A way is a condition, and a search under it ([`copying.py`](../scripts/fast/copying.py)). Chapter 8's products are by another library, so we first give oneDNN to its cache.
+# Each of `ways` translates our captions greedily, with one trick more than the way before; `beams` has a beam of 4. A way is a condition, and a search under it ([`copying.py`](../scripts/fast/copying.py)).
 
 
 # %%
@@ -490,7 +490,7 @@ assert all(texts == found[0] for texts in found)
 figures.waterfall_chart(rivals.race(ways), rivals.race(beams))
 
 # %% [markdown]
-# No trick gains more than the cache. Then come 8 bits, and for greedy search the work done once and the sentences that leave. The other exact tricks of greedy search gain a tenth or less each.
+# No trick gains more than the cache. Then come 8 bits. In greedy search the last three exact tricks gain about a tenth or less each.
 #
 # ## When may a beam stop?
 #
@@ -512,7 +512,7 @@ print("best of all:", every_sentence(phrases)[0])
 #
 # $$\text{hope} = \frac{s}{T_{\max}^{\,\alpha}}$$
 #
-# If the K-th best finished score is at least the hope of the best prefix in the beam, no prefix in the beam can become one of the K best.
+# If the K-th best finished score is at least the hope of the best prefix in the beam, none can become one of the K best.
 
 
 # %%
@@ -522,7 +522,7 @@ def hope(log_prob: float | Tensor, max_len: int, alpha: float) -> float | Tensor
 
 
 # %% [markdown]
-# **Pitfall.** Dividing by the length *so far* gives no bound. With α = 1, a prefix of two tokens and $s=-2$ would hope for −1. Eight more tokens of probability 0.9 lower $s$ to −2.84, and raise the score to −0.28.
+# **Pitfall.** Dividing by the length *so far* gives no bound. With α = 1, two tokens with $s=-2$ would hope for −1, but eight more of probability 0.9 raise the score to −0.28.
 #
 # `cached_beam_search(…, exact=True)` stops by this bound. On 1,000 Multi30k sentences, with a beam of 4 and α = 0.6 ([the record](../results/decoding-speed.json)):
 
@@ -531,7 +531,7 @@ timed = load_record("decoding-speed")
 figures.stop_table(timed)
 
 # %% [markdown]
-# The bound finds a higher score for 38 texts, and takes a quarter more time. BLEU rises by 0.3, from 38 texts: that may be chance.
+# The bound finds a higher score for 38 texts, and takes a quarter more time. That BLEU rises by 0.3 may be chance.
 #
 # ## Against others
 #
@@ -543,7 +543,7 @@ figures.stop_table(timed)
 figures.race_chart(timed)
 
 # %% [markdown]
-# With a beam, ours leads in every round. On another processor the order may differ.
+# With a beam, ours leads in every round on this processor.
 
 # %%
 figures.race_table(timed)
@@ -559,16 +559,13 @@ figures.alone_table(timed)
 # %% [markdown]
 # ## Summary
 #
-# | Trick | When it pays |
-# |---|---|
-# | Do once what doesn't change between steps. | always |
-# | Finished sentences leave. | in a batch of texts of several lengths |
-# | A beam's prefixes share a cache; a matrix of ancestors says who may use which token. | the wider the beam, the more |
-# | Find the largest of many logits by blocks. | 8 of 4,096 or more, 64 of 16,384 or more |
-# | Few bits propose, a bound decides. | greedy search, with 8 rows or more |
-# | 8 bits in every product. | most for one sentence alone, if some texts may change |
-#
-# K endings don't prove that a beam is done. A bound on its best prefix does.
+# - Work that doesn't change between steps is done once.
+# - Finished sentences leave: it pays where a batch's texts differ in length.
+# - A beam's prefixes share a cache: the wider the beam, the more it pays.
+# - Blocks find the largest logits sooner: 8 of 4,096 or more.
+# - Few bits propose, a bound decides: in greedy search, from 8 rows on.
+# - 8 bits in every product gain most for one sentence alone, but change some texts.
+# - K endings don't prove that a beam is done. A bound on its best prefix does.
 #
 # ## What the paper did that we don't
 #
@@ -582,7 +579,7 @@ figures.alone_table(timed)
 #
 # *code · difficulty ●○○ · worth ●●○ · 15 minutes*
 #
-# `write_and_leave` packs when at most `pack_at` of the batch's rows are unfinished. Suppose that packing costs as much as `packing` rows. What does a batch cost whose texts have `lengths` tokens? Count the rows of every step, and the packings; after the last step nothing is packed. *Further:* for our 64 `texts` and `packing=10`, which `pack_at` is cheapest? (`solution("decoding_cost")`)
+# Suppose that in `write_and_leave` packing costs as much as `packing` rows. What does a batch cost whose texts have `lengths` tokens? Count the rows of every step, and the packings; after the last step nothing is packed. (`solution("decoding_cost")`)
 
 
 # %%
@@ -598,7 +595,7 @@ check(decoding_cost)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# A beam needn't copy its ids either. Keep each step's tokens (B, K) and origins (B, K), and read the texts at the end. `tokens[t, b, j]` continues the prefix that stood at place `origins[t, b, j]` after step t − 1. `origins[0]` is all zero, for `<s>`. Return the texts (B, K, T) of the last step's K prefixes. (`solution("trace_back")`)
+# A beam needn't copy its ids either: keep each step's tokens and origins, (B, K) each, and read the texts at the end. `tokens[t, b, j]` continues the prefix at place `origins[t, b, j]` after step t − 1. `origins[0]` is all zero, for `<s>`. Return the texts (B, K, T) of the last step's K prefixes. (`solution("trace_back")`)
 
 
 # %%
