@@ -291,7 +291,7 @@ figures.gains_chart("blocks", block_gains)
 #
 # > **In short.** Greedy decoding wants one token, but computes 8,192 exact logits. Compute cheap, coarse ones, and exact ones only for the few tokens that may be the largest. A bound on the error rules out all others.
 #
-# The logits are the largest product of a step: $x$ (N, D) with the weights $W$ (V, D). In 8 bits an instruction multiplies four times as many numbers, and $W$ takes 2 MB in place of 8. The gain is less than 4, as rounding $x$, scaling the sums and finding the largest take time, too.
+# The logits are the largest product of a step: $x$ (N, D) with the weights $W$ (V, D). In 8 bits an instruction multiplies four times as many numbers, and $W$ takes 2 MB in place of 8. But rounding $x$, scaling the sums and finding the largest take time, too.
 #
 # **Round.** Each row of $x$ and $W$ has a unit: its largest absolute value, divided by 127. Each number becomes a whole number of units. Their products and sums have no error; we multiply by the units at the end.
 
@@ -487,7 +487,7 @@ assert all(texts == found[0] for texts in found)
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-figures.waterfall_chart(rivals.race(ways), rivals.race(beams))
+figures.waterfall_chart(rivals.race(ways), rivals.race(beams, rounds=4))
 
 # %% [markdown]
 # No trick gains more than the cache. Then come 8 bits. In greedy search the last three exact tricks gain about a tenth or less each.

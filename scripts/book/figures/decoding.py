@@ -76,6 +76,7 @@ def waterfall_chart(
 ) -> alt.TopLevelMixin:
     """`waterfall` of greedy search, whose first bar is the cache, and of a beam of 4."""
     cache, *others, eight = gains_of(ways).values()
+    counts = (len(next(iter(contest.values()))) for contest in (ways, beams))
     assert cache > max(*others, eight), "the text says so"
     charts = [
         waterfall(ways, "greedy search: times as fast as computing every prefix anew"),
@@ -85,8 +86,9 @@ def waterfall_chart(
         alt.vconcat(*charts).resolve_scale(x="independent", y="independent"),
         f"The cache gains {cache:.1f} times, the other exact tricks {math.prod(others):.1f} times, "
         f"8 bits {eight:.1f}",
-        f"Searches for 64 captions, one thread, medians of {len([*ways.values()][0])} rounds. Each "
-        "bar is one way against the way before it, and begins where the last one ends, on an axis "
+        f"Searches for 64 captions, one thread, medians of {' and '.join(map(str, counts))} "
+        "rounds. Each bar is one way against the way before it, and begins where the last one "
+        "ends, on an axis "
         "of factors. White tick: the exact tricks end. Control: each way in odd rounds against "
         "itself in even ones; a bar within it says nothing.",
     )
@@ -97,7 +99,7 @@ def gains_chart(
 ) -> alt.TopLevelMixin:
     """What parts save, over a size: gains {part: {size: ratio}}, with a "control" as the last.
 
-    A dashed line marks the size from which on our searches use the part.
+    A dashed line marks the size from which on greedy search uses the bound.
     """
     title, axis, caption = GAINS[name]
     frame = long(gains, "part", "size", "ratio")
@@ -117,7 +119,7 @@ def gains_chart(
     if used_from is not None:
         limit = alt.Chart(pd.DataFrame({"size": [used_from]}))
         layers.append(limit.mark_rule(strokeDash=[4, 4], color=GREY).encode(x))
-        caption += " Dashed line: from here on our searches use it."
+        caption += " Dashed line: greedy search uses the bound from here on."
     caption += (
         f" The control's gains are {low:.2f} to {high:.2f}. The title counts gains 5% above the "
         "control's highest."
