@@ -77,7 +77,7 @@ def waterfall_chart(
     """`waterfall` of greedy search, whose first bar is the cache, and of a beam of 4."""
     cache, *others, eight = gains_of(ways).values()
     counts = (len(next(iter(contest.values()))) for contest in (ways, beams))
-    assert cache > max(*others, eight), "the text says so"
+    assert cache > max([*others, eight]), "the text says so"
     charts = [
         waterfall(ways, "greedy search: times as fast as computing every prefix anew"),
         waterfall(beams, "beam of 4: times as fast as with a cache for each prefix"),
@@ -88,9 +88,9 @@ def waterfall_chart(
         f"8 bits {eight:.1f}",
         f"Searches for 64 captions, one thread, medians of {' and '.join(map(str, counts))} "
         "rounds. Each bar is one way against the way before it, and begins where the last one "
-        "ends, on an axis "
-        "of factors. White tick: the exact tricks end. Control: each way in odd rounds against "
-        "itself in even ones; a bar within it says nothing.",
+        "ends, on an axis of factors. All together: the last way against the first; tick: without "
+        "8 bits. Control: each way in odd rounds against itself in even ones; a bar within it says "
+        "nothing.",
     )
 
 
