@@ -19,7 +19,7 @@ from scripts.book.exercises import exercise
 def decoding_cost(lengths: Sequence[int], pack_at: float, packing: float) -> float:
     """Step by step, as `write_and_leave` does it.
 
-    Further: for the 64 texts and packing=10, pack_at=0.844 is cheapest with 987 rows. 0.9 costs
+    For the 64 texts and packing=10, pack_at=0.844 is cheapest with 987 rows. 0.9 costs
     990, packing whenever a text ends (0.999) 1,011, after each step (1.0) 1,101, and never (0.0)
     1,408.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,9 +31,24 @@ GAINS = {  # title, name of the axis, caption; a title names where parts begin t
 }
 
 
-def waterfall(gains: Mapping[str, float], controls: Sequence[float], axis: str) -> alt.LayerChart:
-    """What each way gains over the one before it, {way: ratio}; and their product."""
-    low, high, total = min(controls), max(controls), math.prod(gains.values())
+def gains_of(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """How many times as long each way's predecessor takes, by medians over rounds."""
+    taken = {way: statistics.median(rounds) for way, rounds in seconds.items()}
+    return {new: taken[old] / taken[new] for old, new in itertools.pairwise(taken)}
+
+
+def waterfall(seconds: Mapping[str, Sequence[float]], axis: str) -> alt.LayerChart:
+    """What each way gains over the one before it, {way: seconds by round}; and all together.
+
+    The control is each way's forward rounds against its backward ones. The last way isn't exact.
+    """
+    gains = gains_of(seconds)
+    total = math.prod(gains.values())  # the first way's median over the last one's
+    halves = [
+        statistics.median(rounds[::2]) / statistics.median(rounds[1::2])
+        for rounds in seconds.values()
+    ]
+    low, high = min(halves), max(halves)
     frame = pd.DataFrame({"change": [*gains, "all together", "control"]})
     frame["to"] = [*itertools.accumulate(gains.values(), operator.mul), total, high]
     frame["from"] = [1, *frame["to"][: len(gains) - 1], 1, low]
@@ -44,32 +60,47 @@ def waterfall(gains: Mapping[str, float], controls: Sequence[float], axis: str) 
     x = x.axis(values=[1, 2, 4, 8, 16, 32], format="d")
     base = alt.Chart(frame).encode(bar_axis("change", frame["change"].tolist()))
     color = alt.when(alt.FieldOneOfPredicate("change", [*gains])).then(alt.value(PALETTE[0]))
+    together = frame[frame["change"] == "all together"].assign(to=frame["to"][len(gains) - 2])
     layers = [
         base.mark_bar(height=18).encode(x, x2="to:Q", color=color.otherwise(alt.value(GREY))),
         base.mark_text(align="left", dx=6).encode(alt.X("to:Q"), text="label:N"),
+        alt.Chart(together)
+        .mark_tick(color="white", thickness=3, size=18)
+        .encode(alt.X("to:Q"), bar_axis("change", frame["change"].tolist())),
     ]
     return alt.layer(*layers).properties(width=420, height=alt.Step(28))
 
 
-def waterfall_chart(greedy: tuple, beam: tuple) -> alt.TopLevelMixin:
+def waterfall_chart(
+    ways: Mapping[str, Sequence[float]], beams: Mapping[str, Sequence[float]]
+) -> alt.TopLevelMixin:
     """`waterfall` of greedy search, whose first bar is the cache, and of a beam of 4."""
-    cache, *others, eight = greedy[0].values()
+    cache, *others, eight = gains_of(ways).values()
+    counts = (len(next(iter(contest.values()))) for contest in (ways, beams))
+    assert cache > max([*others, eight]), "the text says so"
     charts = [
-        waterfall(*greedy, "greedy search: times as fast as computing every prefix anew"),
-        waterfall(*beam, "beam of 4: times as fast as with a cache for each prefix"),
+        waterfall(ways, "greedy search: times as fast as computing every prefix anew"),
+        waterfall(beams, "beam of 4: times as fast as with a cache for each prefix"),
     ]
     return titled(
         alt.vconcat(*charts).resolve_scale(x="independent", y="independent"),
         f"The cache gains {cache:.1f} times, the other exact tricks {math.prod(others):.1f} times, "
         f"8 bits {eight:.1f}",
-        "Searches for 64 captions, one thread. Each bar is one way against the way before it, "
-        "and begins where the last one ends, on an axis of factors. Control: ways against "
-        "themselves; a bar within it says nothing.",
+        f"Searches for 64 captions, one thread, medians of {' and '.join(map(str, counts))} "
+        "rounds. Each bar is one way against the way before it, and begins where the last one "
+        "ends, on an axis of factors. All together: the last way against the first; tick: without "
+        "8 bits. Control: each way in odd rounds against itself in even ones; a bar within it says "
+        "nothing.",
     )
 
 
-def gains_chart(name: str, gains: Mapping[str, Mapping[int, float]]) -> alt.TopLevelMixin:
-    """What parts save, over a size: gains {part: {size: ratio}}, with a "control" as the last."""
+def gains_chart(
+    name: str, gains: Mapping[str, Mapping[int, float]], used_from: int | None = None
+) -> alt.TopLevelMixin:
+    """What parts save, over a size: gains {part: {size: ratio}}, with a "control" as the last.
+
+    A dashed line marks the size from which on greedy search uses the bound.
+    """
     title, axis, caption = GAINS[name]
     frame = long(gains, "part", "size", "ratio")
     sizes = sorted(frame["size"].unique().tolist())
@@ -85,7 +116,14 @@ def gains_chart(name: str, gains: Mapping[str, Mapping[int, float]]) -> alt.TopL
         alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=GREY).encode(y),
         alt.Chart(rounded(frame)).mark_line(point={"filled": True, "size": 45}).encode(x, y, color),
     ]
-    caption += f" The control's gains are {low:.2f} to {high:.2f}. The title counts gains 5% above."
+    if used_from is not None:
+        limit = alt.Chart(pd.DataFrame({"size": [used_from]}))
+        layers.append(limit.mark_rule(strokeDash=[4, 4], color=GREY).encode(x))
+        caption += " Dashed line: greedy search uses the bound from here on."
+    caption += (
+        f" The control's gains are {low:.2f} to {high:.2f}. The title counts gains 5% above the "
+        "control's highest."
+    )
     starts = []  # of each part: the size from which on it gains clearly more than the control
     for ratios in [*gains.values()][:-1]:
         lost = [size for size, ratio in ratios.items() if ratio <= 1.05 * high]
@@ -237,7 +275,7 @@ def race_table(record: dict[str, Any]) -> pd.DataFrame:
 
 
 def stop_table(record: dict[str, Any]) -> pd.DataFrame:
-    """The exact stop beside the usual one: texts that change, time in the same round."""
+    """The exact stop beside the usual one: texts that change, BLEU, time in the same round."""
     whole = [r for r in record["reports"] if (r["sentences"], r["beam"]) == (1000, 4)]
     seconds = pd.DataFrame({r["program"]: r["seconds"] for r in whole})
     times = seconds.div(seconds["ours, float32"], axis=0).median()
@@ -245,6 +283,7 @@ def stop_table(record: dict[str, Any]) -> pd.DataFrame:
     rows = {
         names[r["program"]]: {
             "texts that change": 1000 - r["same_as_ours"],
+            "BLEU": f"{r['bleu']:.2f}",
             "times as long": f"{times[r['program']]:.2f}",
         }
         for r in whole
