@@ -501,7 +501,7 @@ figures.two_tests_chart(
 #
 # ## Summary
 #
-# - Distillation by words puts the teacher's probabilities in the label's place. At a temperature of 1 most of the gain was label smoothing. At 2, with our learning rate, it learned most, from the other words.
+# - Distillation by words puts the teacher's probabilities in the label's place. At a temperature of 1 most of the gain was label smoothing. At 2, with our learning rate, the student learned most, from the other words.
 # - Distillation by sequences gained BLEU, though its students predict people's words worse.
 # - With shuffled German loss and BLEU fell: a lower loss may come from writing alone.
 # - Minimum risk with chrF as the mark raised chrF, and BLEU fell.
