@@ -90,6 +90,13 @@ def verdict_line(row: str, verdict: Verdict, rival: str, score: str = "BLEU") ->
     return f"{row}: {score} {verdict.difference:+.2f} ({interval}) against {rival}, {word}"
 
 
+def verdict_on(runs: pd.DataFrame, row: str, rival: str, score: str = "BLEU") -> str:
+    """A line that says whether the seeds of a row beat its rival's; each run has its own line."""
+    scores = runs.groupby("row")[score.lower()].agg(list)
+    verdict = verdicts({name: scores[name] for name in (row, rival)}, {row: rival})[row]
+    return verdict_line(row, verdict, rival, score)
+
+
 def mean_difference(own: pd.Series, other: pd.Series) -> str:
     """The difference of two means, with a 95% interval from these runs alone (Welch's)."""
     from scipy.stats import ttest_ind

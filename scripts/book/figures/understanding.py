@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import heatmap, lines, long, named, panels, rounded, titled
+from scripts.book.charts import bars, heatmap, lines, long, named, panels, rounded, titled
 from scripts.book.figures.diagram import Diagram, drawn
 from scripts.book.look import GREY, INK, LOG, PALETTE, bar_axis, colored, row_axis
-from scripts.book.records import load_record
+from scripts.book.records import load_record, record_names
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -529,7 +529,7 @@ def who_writes() -> alt.TopLevelMixin:
         "back-translation": (("German", "a reverse model's"), english),
         "minimum risk": (german, ("its own attempts", "marked against people's")),
     }
-    learners = ("a smaller model", "a smaller model", "the forward model", "the model itself")
+    learners = ("a student", "a student", "the forward model", "the model itself")
     diagram = Diagram(700, 226)
     for x, heading in ((258, "source"), (443, "target"), (627, "who learns")):
         diagram.word(x, 216, heading, "name")
@@ -547,37 +547,101 @@ def who_writes() -> alt.TopLevelMixin:
     )
 
 
-def falls_chart(
-    rows: pd.DataFrame, before: str, after: str, title: str, caption: str
+def next_words_chart(
+    words: Sequence[str], shares: Mapping[str, Sequence[float]], title: str, caption: str
 ) -> alt.TopLevelMixin:
-    """A line for each row from the loss in column `before` to that in `after`, with its `note`."""
-    base = alt.Chart(rounded(rows)).encode(row_axis("row", list(rows["row"]), labelLimit=260))
-    end = alt.X(f"{after}:Q", title="validation loss, nats a token").axis(tickCount=6)
-    end = end.scale(zero=False, nice=False, padding=84)
+    """The probabilities of some words, a panel of bars for each temperature, each on its scale."""
+    charts = {}
+    for temperature, values in shares.items():
+        frame = pd.DataFrame({"next word": words, "probability": values})
+        chart = bars(frame, "next word", "probability", number_format=".2~g")
+        charts[temperature] = chart.properties(width=210)
+    side_by_side = alt.hconcat(*named(charts)).resolve_scale(x="independent")
+    return titled(side_by_side, title, caption, wrap=80)
+
+
+SCORES = {"loss": "loss on people's text", "loss_teacher": "loss on the teacher's text"}
+SCORES |= {"bleu": "BLEU", "chrf": "chrF", "words": "words a caption", "back_bleu": "German's BLEU"}
+
+
+def scores_table(means: pd.DataFrame, rows: Sequence[str], *scores: str) -> pd.DataFrame:
+    """Some rows and columns of `means`, the columns named in words."""
+    return means.loc[[*rows], [*scores]].rename(columns=SCORES).round(2)
+
+
+def falls_chart(
+    means: pd.DataFrame, start: str, rows: Mapping[str, str], title: str, caption: str
+) -> alt.TopLevelMixin:
+    """A line from the loss of row `start` to that of each of `rows`, which have names here.
+
+    `means` has a "loss" and a "bleu" for each row. BLEU stands beside the ends: once where all
+    lines start.
+    """
+    frame = means.loc[[*rows], ["loss", "bleu"]].assign(name=[*rows.values()])
+    frame = frame.assign(before=means.loc[start, "loss"], bleu_before=means.loc[start, "bleu"])
+    base = alt.Chart(rounded(frame)).encode(row_axis("name", list(frame["name"]), labelLimit=260))
+    end = alt.X("loss:Q", title="validation loss, nats a token").axis(tickCount=6)
+    end, begin = end.scale(zero=False, nice=False, padding=84), alt.X("before:Q")
+    notes = ("format(datum.bleu, '.1f')", "format(datum.bleu_before, '.1f')")
+    left = base.transform_calculate(note=f"'BLEU ' + {notes[0]}").mark_text(align="right", dx=-10)
+    right = base.transform_filter(alt.datum.name == frame["name"].iloc[0])
+    right = right.transform_calculate(note=f"'BLEU ' + {notes[1]}").mark_text(align="left", dx=10)
     layers = [
-        base.mark_rule(color=GREY, strokeWidth=2).encode(end, x2=f"{before}:Q"),
+        base.mark_rule(color=GREY, strokeWidth=2).encode(end, x2="before:Q"),
         base.mark_circle(size=90, opacity=1, color=PALETTE[0]).encode(end),
-        base.mark_point(size=90, color=PALETTE[0]).encode(x=f"{before}:Q"),
-        base.mark_text(align="right", dx=-10).encode(end, text="note:N"),
+        base.mark_point(size=90, color=PALETTE[0], fill="white", opacity=1).encode(begin),
+        left.encode(end, text="note:N"),
+        right.encode(begin, text="note:N"),
     ]
-    chart = alt.layer(*layers).properties(width=400, height=36 * len(rows))
+    chart = alt.layer(*layers).properties(width=440, height=36 * len(frame))
     return titled(chart, title, caption, wrap=80)
 
 
+TESTS = ("BLEU, test of 2016", "BLEU, test of 2017")
+
+
+def ladder_runs(rungs: Mapping[str, str]) -> pd.DataFrame:
+    """The BLEU of every run on record of each rung, whose records fit a pattern.
+
+    On two tests, with a beam and the length penalty that validation chose, and then greedily.
+    """
+    columns = ["name", *TESTS, *(f"greedy, {test}" for test in TESTS)]
+    kinds = [(key, year) for key in ("bleu", "bleu_greedy") for year in (2016, 2017)]
+    runs = [
+        [name, *(tests[f"test_{year}_flickr"][key] for key, year in kinds)]
+        for name, pattern in rungs.items()
+        for tests in (load_record(record)["test"] for record in record_names(pattern))
+    ]
+    return pd.DataFrame(runs, columns=columns)
+
+
 def two_tests_chart(
-    runs: pd.DataFrame, first: str, second: str, title: str, caption: str
+    runs: pd.DataFrame, control: tuple[str, float, float], title: str, caption: str
 ) -> alt.TopLevelMixin:
-    """Every run a mark, BLEU on one test across and on another up; lines through the first run."""
+    """Every run a mark, BLEU on one test across and on another up.
+
+    `control` has a name and both scores: lines go through it. The other names stand right of the
+    rightmost of their runs, or, if all are left of the control, left of the leftmost.
+    """
+    columns = ["name", *TESTS]
+    runs = pd.concat([pd.DataFrame([control], columns=columns), runs[columns]], ignore_index=True)
     names = list(dict.fromkeys(runs["name"]))
-    x, y = (channel(f"{test}:Q") for channel, test in ((alt.X, first), (alt.Y, second)))
-    x, y = (channel.scale(zero=False, padding=20) for channel in (x, y))
-    base, legend = alt.Chart(rounded(runs)), {"title": None, "sort": None}
-    marks = base.mark_point(size=110, filled=True, opacity=0.9).encode(
-        x,
-        y,
-        colored("name", dict(zip(names, PALETTE, strict=False)), **legend),
-        alt.Shape("name:N", **legend).scale(domain=names),
-    )
-    start = alt.Chart(rounded(runs[:1])).mark_rule(color=GREY, strokeDash=[4, 3])
-    layers = (start.encode(x), start.encode(y), marks)
-    return titled(alt.layer(*layers).properties(width=400, height=300), title, caption, wrap=84)
+    x, y = (channel(f"{test}:Q") for channel, test in zip((alt.X, alt.Y), TESTS, strict=True))
+    x, y = x.scale(zero=False, padding=60), y.scale(zero=False, padding=20)
+    color = colored("name", dict(zip(names, PALETTE, strict=False)), legend=None)
+    shape = alt.Shape("name:N", legend=None).scale(domain=names)
+    marks = alt.Chart(rounded(runs)).mark_point(size=110, filled=True, opacity=0.9)
+    place = runs.groupby("name")[TESTS[0]].agg(["idxmin", "idxmax", "max"])
+    left = place["max"] < control[1]
+    labels = [
+        alt.Chart(rounded(runs.loc[rows])).mark_text(align=align, dx=dx, dy=dy, fontSize=12)
+        for rows, align, dx, dy in (
+            ([0], "left", 9, -9),
+            (place["idxmin"][left], "right", -9, 0),
+            (place["idxmax"][~left].drop(control[0]), "left", 9, 0),
+        )
+    ]
+    across = alt.Chart(rounded(runs[:1])).mark_rule(color=GREY, strokeDash=[4, 3])
+    layers = [across.encode(x), across.encode(y), marks.encode(x, y, color, shape)]
+    layers += [label.encode(x, y, color, text="name:N") for label in labels]
+    return titled(alt.layer(*layers).properties(width=480, height=320), title, caption, wrap=84)
