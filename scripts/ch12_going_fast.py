@@ -51,6 +51,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from scripts import Late
 from scripts.book.exercises import check
 from scripts.book.figures import staircase
 from scripts.book.instruments import new_pages
@@ -60,11 +61,11 @@ from scripts.ch04_encoder_decoder import EncoderDecoder, LayerNorm, make_model
 from scripts.ch06_training import BOS, EOS, PAD, Batch, LabelSmoothing, batch_loss
 from scripts.ch07_multi30k import Example, make_batch, token_batches
 from scripts.core.settings import multiplies_bf16
-from scripts.fast import compiled
 
 # %%
 torch.set_num_threads(1)
 bf16 = multiplies_bf16(torch.device("cpu"))  # has this processor products of 16-bit numbers?
+compiled = Late("scripts.fast.compiled")  # imported at first use: its package imports this
 
 # %% [markdown]
 # ## Two programs in turn

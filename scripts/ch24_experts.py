@@ -37,6 +37,7 @@ if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for pla
 home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
 
 # %%
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
@@ -375,8 +376,9 @@ ids, states = tokens_of([pair.texts for pair in aligned_pairs()])
 layer, _ = learned["no mean at the router"][0]
 likeliest = layer.route(states)[1][:, 0]  # (N,): each token's first expert
 for expert in range(8):
-    own = map(trained.tokenizer.processor.id_to_piece, ids[likeliest == expert].tolist())
-    print(f"expert {expert}:", *(f"{piece} {n}" for piece, n in Counter(own).most_common(40)))
+    own = Counter(map(trained.tokenizer.processor.id_to_piece, ids[likeliest == expert].tolist()))
+    pieces = [f"{piece} {n}" for piece, n in own.most_common(40)]
+    print(textwrap.fill(f"expert {expert}: {' '.join(pieces)}", 110))
 
 # %% [markdown]
 # These are each expert's 40 commonest pieces, of one seed. Expert 3 takes nearly all verbs, with many nouns. Mostly, 7 takes things and places, 1 persons and colours, 5 definite articles and prepositions. Expert 0 has each *Ein* and *Eine* that begins a caption, expert 2 those inside, and each caption's end. Nobody named parts of speech. But the encoder's states may have sorted the words before: we didn't try an untrained router.
