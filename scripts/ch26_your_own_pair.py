@@ -193,7 +193,7 @@ assert not {s[0] for s, _ in train_part} & {s[0] for s, _ in held_out}, "a twin 
 assert honest_split(toy, 0.2, seed=2)[1] != held_out, "the seed draws"
 
 # %% [markdown]
-# `scripts.train` compares targets, too, and drops training pairs that nearly equal held-out ones.
+# `scripts.train` compares targets, too, and drops near-copies of held-out pairs.
 #
 # ## Choose, train, judge
 #
@@ -241,7 +241,7 @@ def exact(trained: Trained, pairs: Pairs) -> float:
 
 
 # %% [markdown]
-# From here on we take the 2,000 pairs without the slips, and a larger test set: the last 200 pairs. Our grammar writes one translation, so we count exact ones. **Predict.** How many of the 200 will be right?
+# From here on we take the 2,000 pairs without slips; the last 200 are our test set. Our grammar writes one translation, so we count exact ones. **Predict.** How many of the 200 will be right?
 
 
 # %%
@@ -259,7 +259,7 @@ assert with_twins(data.corpus["train"], test) == 2 / 200
 print("more than 95% are right:", exact(model, test) > 0.95)
 
 # %% [markdown]
-# With eight seeds 97.0 to 98.5% are right ([record](../results/ruvel.json)). Two of the 200 have a twin in training, which gives 1% at most.
+# With eight seeds 97.0 to 98.5% are right ([record](../results/ruvel.json)). Two of the 200 have a twin in training: 1% at most.
 #
 # ## Case · A score above 90
 #
@@ -321,9 +321,9 @@ assert max(case.loc["at random", "fresh"], case.loc["honest", "its test set"]) <
 case.round(1)  # BLEU
 
 # %% [markdown]
-# **Culprit.** Twins. The random split promises over 90 BLEU, and users get 59 to 66 ([eight seeds](../results/ruvel.json)). The honest split promises 48 to 58, and with another draw 58 to 63 ([three seeds](../results/ruvel-controls.json)): a rough guess, for its 99 test sentences are only 33 different ones.
+# **Culprit.** Twins. The random split promises over 90 BLEU, and users get 59 to 66 ([eight seeds](../results/ruvel.json)). The honest split promises 48 to 58, and with another draw 58 to 63 ([three seeds](../results/ruvel-controls.json)): a rough guess, for its 99 test sentences have only 33 fingerprints.
 #
-# It isn't another kind of sentences: without twins, held-out sentences are at most 2 BLEU easier than fresh ones. Nor is it overfitting: then fewer passes would help on fresh sentences. But 8 epochs give 21 to 30 BLEU there, and 40 give 70 to 74 (the same seeds).
+# It isn't another kind of sentences: without twins, held-out sentences are at most 2 BLEU easier than fresh ones. Nor is it overfitting: then fewer passes would help on fresh sentences. But 8 give 21 to 30 BLEU there, and 40 give 70 to 74.
 #
 # ## Where it fails
 #
@@ -356,7 +356,7 @@ fifty, negated = new[:50], new[50:]
 assert says_not(translations(model, negated)) == exact(model, negated) == 0
 
 # %% [markdown]
-# None of the 200 is right, and no output has a *not*: no training sentence has one. Could we have known? The tokenizer reports nothing unknown, for its vocabulary has all pieces of `nok`. We count them in the training sources:
+# None of the 200 is right, and no output has a *not*: no training sentence has one. Could we have known? The tokenizer has all pieces of `nok`. We count them in the training sources:
 
 # %%
 seen = Counter(p for source, _ in data.corpus["train"] for p in data.tokenizer.pieces(source))
@@ -370,7 +370,7 @@ def piece_counts(text: str) -> dict[str, int]:
 print(piece_counts("nok"))
 
 # %% [markdown]
-# The count would have warned us: no training source has `ok`. (The vocabulary has this piece from the English *book*.)
+# The count would have warned us: no training source has `ok`, a piece of the English *book*.
 #
 # **The object first.** **Predict.** What does the model say for *Tivente havo limen*?
 
@@ -381,12 +381,12 @@ assert exact(model, object_first) < 0.05
 print(*translations(model, [bird]), piece_counts("Tivente"))
 
 # %% [markdown]
-# Again the opposite, in good English, and for this sentence no count warns us (for others it does: exercise 1). At most 5 of 200 such sentences are right ([eight seeds](../results/ruvel.json)). The bird has two signs of an actor:
+# Again the opposite, and for this sentence no count warns us (for others it does: exercise 1). At most 5 of 200 such sentences are right ([eight seeds](../results/ruvel.json)). The bird has two signs of an actor:
 #
 # 1. It comes **first**, where in training only the actor stands.
 # 2. It has a **capital letter**, which in training only the actor has.
 #
-# **Experiment.** Which sign makes a noun the actor? We give the letter to the actor (here the dog), the object, both or neither, in either order. (The first noun is also farther from the verb; we don't separate the two.)
+# **Experiment.** Which sign makes a noun the actor? We give the letter to the actor, the object, both or neither, in either order. (The first noun is also farther from the verb; we don't separate the two.)
 
 # %%
 for (capital, first), [(source, _)] in crossed([bird]).items():
@@ -402,9 +402,9 @@ for form, form_pairs in crossed(by_object(object_first)["a being"]).items():
 actors_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["runs"]])
 
 # %% [markdown]
-# The capital letter decides. If only one of the two nouns has it, that noun acts in either order: with each of eight seeds in at least 82% of the outputs ([record](../results/ruvel-actors.json), other sentences). If both or neither have it, mostly the first one acts. For 12 of the 14 beings the form with the letter is another piece: `▁Tiven`, not `▁tiven`. In training `▁Tiven` always acts, and `▁tiven` never does.
+# The capital letter decides. If only one of the two nouns has it, that noun acts in either order: with each of eight seeds in at least 82% of the outputs ([record](../results/ruvel-actors.json), other sentences). If both or neither have it, mostly the first one acts. For 12 of the 14 beings the letter makes another piece. In training `▁Tiven` always acts, and `▁tiven` never does.
 #
-# Why doesn't the model go by the ending, which is the true rule? In training it never contradicts the two signs, so they suffice. Even models that saw the ending on each object make the noun with both signs the actor, in at least 86% of the outputs ([record](../results/ruvel-endings.json)).
+# Why doesn't the model go by the ending, the true rule? In training it never contradicts the two signs, so they suffice. Even models that saw the ending on each object make the noun with both signs the actor, in at least 86% of the outputs ([record](../results/ruvel-endings.json)).
 #
 # ## Fifty sentences
 #
@@ -459,13 +459,13 @@ tuning_chart(scores, load_record("ruvel")["runs"])
 # - *Fifty others* leave 44% of the old sentences right: more than half of the loss needs no negation.
 # - *Mixed* teaches nearly as well, 48% (our ring is the best of eight), and forgets almost nothing: 97% of the old sentences are right.
 #
-# *Mixed* shows each of the fifty 50 times, not 130. This is only a part of the reason: *fifty negations* with 50 passes keeps 53% of the old sentences (28 to 70% by seed: [record](../results/ruvel-causes.json)).
+# *Mixed* shows each of the fifty 50 times, not 130. This explains only a part: with 50 passes *fifty negations* keeps 53% of the old sentences (28 to 70% by seed: [record](../results/ruvel-causes.json)).
 #
 # ## What stays wrong
 #
 # > **In short.** Read the wrong outputs, count them, then ask what the fifty showed.
 #
-# Half of the negations are still wrong. Here are six wrong outputs of our *mixed* model, drawn at random, each above its reference. **Predict.** Two mistakes come back. Which?
+# Here are six wrong outputs of our *mixed* model, drawn at random, each above its reference. **Predict.** Two mistakes come back. Which?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -496,7 +496,7 @@ causes = [cause(output, reference) for output, reference in wrong]
 causes_chart(causes, [negation(reference)[0] for _, reference in wrong])
 
 # %% [markdown]
-# Half of the negations need *did*, but nearly three quarters of the wrong ones do (eight seeds, 1,000 other sentences: [record](../results/ruvel-actors.json)). Why? We sort the 1,000 by their helper, and by what the fifty show: the sentence's verb with this helper, only with another, or not at all.
+# Half of the negations need *did*, but nearly three quarters of the wrong ones do (eight seeds, 1,000 other sentences: [record](../results/ruvel-actors.json)). Why? We sort them by helper, and by what the fifty show: the sentence's verb with this helper, only with another, or not at all.
 #
 # **Predict.** If the model can join any known helper to any known verb, the first two columns are alike. Are they?
 
@@ -505,16 +505,15 @@ shown_table(load_record("ruvel-actors")["runs"])  # exactly right (%), means of 
 
 # %% [markdown]
 # - **With *did* they aren't.** If the fifty show the verb with *did*, 45% are right (17 to 66% by seed); if only with another helper, 1%.
-# - **With *does* and *do* they nearly are.** Over 60% are right even if the fifty show the verb only with another helper.
+# - **With *does* and *do* they are closer.** Over 60% are right even where the fifty show only another helper.
 # - **A verb not shown at all is never right.** But this is one verb, *draw*, in 49 sentences.
 #
 # Perhaps training is the reason. For the present it has *brings* and *bring*, the form after *not*; for the past only *brought*. The next fifty should show each verb with *did*: we haven't tried it.
 #
-# <details><summary>Details: other fifties, copies, rates</summary>
+# <details><summary>Details: other fifties, rates</summary>
 #
-# - **Other fifties.** With three others (means of three seeds each) a verb shown only with another helper is right in 0 to 2% with *did*, 6 to 92% with *does*, 10 to 84% with *do*. A verb not shown at all is right in 2 to 10% with *did*, and in up to 78% with *does*.
-# - **Too few *did*?** That alone isn't it. The fifty have 17 *did* and only 9 *do*. Another fifty, with 23 *did*, leaves more *does* for *did*, 166 to 107 ([three seeds](../results/ruvel-causes.json)).
-# - **Copies.** With two copies of each, 25% of the negations are right; with ten, 51% ([three seeds](../results/ruvel-controls.json)).
+# - **Other fifties.** With three others (means of three seeds each) a verb shown only with another helper is right in 0 to 2% with *did*, 6 to 92% with *does*, 10 to 84% with *do*. A verb not shown at all is right in up to 10% with *did*, 78% with *does*.
+# - **Too few *did*?** That alone isn't it. Two other fifties have 24 and 23 *did*; the first leaves *does* for *did* 44 times, the second 166 ([three seeds](../results/ruvel-causes.json)).
 # - **Rates.** Ours, 2e-3, was chosen on the test sets. On other sentences 4e-3 is better ([record](../results/ruvel-controls.json)), and `--from` takes it ([none higher was tried](../results/ruvel-rates.json)).
 #
 # </details>
@@ -542,7 +541,7 @@ sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 #
 # ## Publish it
 #
-# First comes the fine-tuning on the command line:
+# Fine-tuning on the command line:
 #
 # ```bash
 # python -m scripts.corpora.invented --construction negation --sentences 250 --save new.tsv
@@ -553,24 +552,20 @@ sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 # python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
 # ```
 #
-# `--from` takes so few new pairs ten times each, and keeps the first run's validation and test pairs out of training. `valid.tsv` chooses the epoch. In one run ([record](../results/ruvel-commands.json)) 98 of the old 100 test sentences are right before and after. Of the 150 in `asked.tsv` none is right before, and 53% after. Then translate, and write the page:
+# `--from` takes so few new pairs ten times each, and keeps the first run's validation and test pairs out of training. `valid.tsv` chooses the epoch. In one run ([record](../results/ruvel-commands.json)) 98 of the old 100 test sentences are right before and after. Of the 150 in `asked.tsv` none is right before, and 53% after. Then:
 #
 # ```bash
 # python -m scripts.translate --model runs/ruvel-2 "Havora goralka velisre biren."
 # make living MODEL=runs/ruvel-2 FOLDER=public                             # for any static host
 # ```
 #
-# Add to its `README.md` what it can't do.
+# Say in its `README.md` what it can't do.
 #
 # ## Summary
 #
 # - Look at the pairs. Keep near-copies of held-out sentences out of training.
 # - A test set like the training set can't show what both lack. Ask for constructions one by one. Count the pieces that training never showed. Where two things are new, cross them.
 # - Fifty sentences halved the failures of one construction. Mix them with old ones, and measure what is forgotten.
-#
-# ## What the paper did that we don't
-#
-# - It trained on 4.5 million sentence pairs (English-German) and 36 million (English-French).
 #
 # ## Exercises
 #
@@ -622,7 +617,7 @@ check(odd_lengths)
 #
 # <details><summary>What happens</summary>
 #
-# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right, and 93.5 to 95% of the old test set. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings (before: 0 to 2%). Both kinds of objects have the ending, so the model goes by it at most sometimes. Perhaps it learned mostly that things don't act.
+# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings (before: 0 to 2%). Both kinds of objects have the ending, so the model goes by it at most sometimes. Perhaps it learned that things don't act.
 #
 # </details>
 #

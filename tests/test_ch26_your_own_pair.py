@@ -212,15 +212,15 @@ def test_with_did_a_verb_must_have_been_shown_with_did():
 
 
 def test_what_the_fifties_show():
-    """The chapter's lacks one verb, and has fewer "did" than one that leaves more mistakes."""
+    """The chapter's lacks one verb; with as many "did", two others leave 44 and 166 mistakes."""
     shown = {draw: [negation(target) for _, target in fifty] for draw, fifty in DRAWS.items()}
     asked = [negation(target)[1] for _, target in MANY]
     assert {*asked} - {verb for _, verb in shown[1]} == {"draw"} and asked.count("draw") == 49
-    helpers = {draw: Counter(helper for helper, _ in pairs) for draw, pairs in shown.items()}
-    assert helpers[1] == {"did": 17, "does": 24, "do": 9} and helpers[4]["did"] == 23
+    helpers = [Counter(helper for helper, _ in shown[draw])["did"] for draw in (2, 4)]
+    assert helpers == [24, 23]
     drawn = [run["draws"] for run in load_record("ruvel-causes")["runs"] if "draws" in run]
-    left = [sum(row[d]["mistakes"]["does for did"] for row in drawn) for d in "14"]
-    assert left == [107, 166]
+    left = [sum(row[draw]["mistakes"]["does for did"] for row in drawn) for draw in "24"]
+    assert left == [44, 166]
 
 
 def test_a_cause_is_what_alone_is_wrong():
@@ -325,7 +325,7 @@ def test_the_controls_say_what_the_chapter_says():
     assert all(70 < score < 74 for score in fresh["40"])
 
 
-def test_copies_and_practice_give_what_the_chapter_says():
+def test_fifty_with_the_object_first_give_what_the_chapter_says():
     runs = load_record("ruvel-controls")["runs"]
 
     def ends(*path):
@@ -333,8 +333,5 @@ def test_copies_and_practice_give_what_the_chapter_says():
         return [round(min(values), 3), round(max(values), 3)]
 
     assert ends("object first", "exact") == [0.12, 0.27]
-    assert ends("object first", "old") == [0.935, 0.95]
     assert ends("object first", "who acts", "a thing", "the true actor") == [0.98, 1]
     assert ends("object first", "who acts", "a being", "the true actor") == [0.231, 0.374]
-    means = [sum(run["repeats"][n]["negated"] for run in runs) / 3 for n in ("2", "3", "10")]
-    assert means == pytest.approx([0.25, 0.205, 0.51], abs=0.005)
