@@ -36,7 +36,6 @@ from scripts.book.files import writable
 from scripts.book.records import recorded
 from scripts.ch26_your_own_pair import (
     LEARNER,
-    PAIRS,
     SPLITS,
     case_scores,
     exact,
@@ -96,11 +95,12 @@ python -m scripts.train --pairs both.tsv --valid valid.tsv --test asked.tsv --fr
 python -m scripts.evaluate --model runs/ruvel-2 --corpus runs/ruvel/pairs --against runs/ruvel
 """  # noqa: E501 (as the chapter has them)
 
-Corpus = dict[str, PAIRS]
+Pairs = list[tuple[str, str]]  # sources and their targets
+Corpus = dict[str, Pairs]
 Work = Callable[[int, TrainingData, Trained], dict[str, Any]]  # of seed, data and the seed's model
 
 
-def shown_outputs(trained: Trained, pairs: PAIRS) -> list[dict[str, str]]:
+def shown_outputs(trained: Trained, pairs: Pairs) -> list[dict[str, str]]:
     """What the model makes of the pairs' sources, beside the references."""
     outputs = translations(trained, pairs)
     triples = ((*pair, output) for pair, output in zip(pairs, outputs, strict=True))
@@ -128,14 +128,14 @@ def chapter_runs(seed: int, data: TrainingData, model: Trained) -> dict[str, Any
     return scores | {"outputs": {name: shown_outputs(m, shown) for name, m in models.items()}}
 
 
-def who_acts(trained: Trained, pairs: PAIRS) -> dict[str, dict[str, float]]:
+def who_acts(trained: Trained, pairs: Pairs) -> dict[str, dict[str, float]]:
     """Who acts in the model's outputs, by what the pairs' object is."""
     parts = {what: part for what, part in by_object(pairs).items() if part}
     acts = {what: actors(translations(trained, part), part) for what, part in parts.items()}
     return {what: {who: round(x, 3) for who, x in row.items()} for what, row in acts.items()}
 
 
-def another_draw(pairs: PAIRS, share: float, seed: int) -> tuple[PAIRS, PAIRS]:
+def another_draw(pairs: Pairs, share: float, seed: int) -> tuple[Pairs, Pairs]:
     """The honest split, drawn by the next seed."""
     return honest_split(pairs, share, seed + 1)
 
@@ -159,7 +159,7 @@ def controls(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
     }
 
 
-def mistakes(outputs: Sequence[str], pairs: PAIRS) -> Counter[str]:
+def mistakes(outputs: Sequence[str], pairs: Pairs) -> Counter[str]:
     """How many negated outputs are wrong, and how many of them in which part of the negation."""
     counts = Counter()
     for output, (_, reference) in zip(outputs, pairs, strict=True):
@@ -171,14 +171,14 @@ def mistakes(outputs: Sequence[str], pairs: PAIRS) -> Counter[str]:
     return counts
 
 
-def after_fifty(model: Trained, data: TrainingData, fifty: PAIRS) -> dict[str, Any]:
+def after_fifty(model: Trained, data: TrainingData, fifty: Pairs) -> dict[str, Any]:
     """What fifty negations, ten times each among the known pairs, teach, and what stays wrong."""
     mixed = tuned(model, data, data.corpus["train"] + 10 * fifty, PASSES[10])
     wrong = mistakes(translations(mixed, ASKED), ASKED)
     return shares(mixed, data.corpus["test"], ASKED) | {"mistakes": wrong}
 
 
-def by_shown(pairs: PAIRS, fifty: PAIRS) -> dict[tuple[str, str], PAIRS]:
+def by_shown(pairs: Pairs, fifty: Pairs) -> dict[tuple[str, str], Pairs]:
     """Negated pairs, by their helper and by what else of their verb the fifty show negated.
 
     "this helper" comes first: the fifty show "did not sing". Then "this tense": "do not sing", if
@@ -202,7 +202,7 @@ def form_without(helper: str, verb: str) -> str:
     return forms[1 + ("do", "does", "did").index(helper)]
 
 
-def negations(model: Trained, data: TrainingData, fifty: PAIRS) -> dict[str, dict[str, int]]:
+def negations(model: Trained, data: TrainingData, fifty: Pairs) -> dict[str, dict[str, int]]:
     """What is right of other negations after fifty among old ones, by helper and what they show.
 
     "kept" counts the outputs whose verb after "not" has the form that it has without a negation.
@@ -275,7 +275,7 @@ def endings(seed: int, data: TrainingData, model: Trained) -> dict[str, Any]:
     return {"who acts": who_acts(model, MOVED[:200]), "exact": right}
 
 
-def definite_objects(pairs: PAIRS) -> float:
+def definite_objects(pairs: Pairs) -> float:
     """The share of pairs with a second noun whose source has an object with its ending."""
     sources = [source for source, target in pairs if len(nouns_of(target)) > 1]
     words = (source.lower().strip(".").split() for source in sources)
@@ -296,7 +296,7 @@ def with_seeds(work: Work, seeds: Sequence[int], corpus: Corpus | None = None) -
     return {"runs": [{"seed": seed} | work(seed, data, model) for seed, model in models]}
 
 
-def scored(trained: Trained, pairs: PAIRS) -> dict[str, float]:
+def scored(trained: Trained, pairs: Pairs) -> dict[str, float]:
     """BLEU, and the share of pairs that are translated exactly, by the model's own search."""
     result = evaluate(trained, pairs, trained.config.beam, trained.config.alpha)
     right = sum(o == ref for o, (_, ref) in zip(result["translations"], pairs, strict=True))

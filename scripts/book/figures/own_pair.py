@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts import Late
-from scripts.book.charts import bars, rounded, titled
-from scripts.book.look import GREY, INK, PALETTE, colored
+from scripts.book.charts import rounded, titled
+from scripts.book.look import GREY, INK, PALETTE, bar_axis, colored
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -130,17 +131,49 @@ def tuning_chart(
     return titled(drawn, title, caption)
 
 
-def causes_chart(causes: Sequence[str]) -> alt.TopLevelMixin:
+def causes_chart(causes: Sequence[str], helpers: Sequence[str]) -> alt.TopLevelMixin:
     """How many wrong negations have which cause, as the chapter's `cause` names it.
 
-    Raises ValueError if no more than half of them are explained.
+    `helpers` are the references': did, does or do. Raises ValueError if no more than half of the
+    outputs are explained.
     """
     names = ("helper", "verb form", "helper and verb form", "not explained")
-    frame = pd.DataFrame(
-        [(name, causes.count(name)) for name in names], columns=["cause", "outputs"]
-    )
-    if 2 * frame["outputs"][:-1].sum() <= len(causes):
+    groups = ["did" if helper == "did" else "does or do" for helper in helpers]
+    counts = Counter(zip(causes, groups, strict=True))
+    colors = dict(zip(("did", "does or do"), PALETTE, strict=False))
+    rows = [(name, group, counts[name, group]) for name in names for group in colors]
+    frame = pd.DataFrame(rows, columns=["cause", "needs", "outputs"])
+    totals = frame.groupby("cause", sort=False, as_index=False)["outputs"].sum()
+    if 2 * totals["outputs"][:-1].sum() <= len(causes):
         raise ValueError("most causes aren't explained")
+    x = alt.X("outputs:Q", title="wrong outputs").axis(tickCount=5, grid=False)
+    x = x.scale(domain=[0, 1.15 * int(totals["outputs"].max())], nice=False)
+    color = colored("needs", colors, legend=alt.Legend(orient="bottom", title="the reference has"))
+    parts = alt.Chart(frame).mark_bar().encode(x, bar_axis("cause"), color)
+    numbers = alt.Chart(totals).mark_text(align="left", dx=5)
+    numbers = numbers.encode(x, bar_axis("cause"), text="outputs:Q")
+    drawn = alt.layer(parts, numbers).properties(width=400, height=alt.Step(30))
     title = "Most wrong negations have a wrong helper, a wrong verb form, or both"
-    drawn = bars(frame, "cause", "outputs", value_title="wrong outputs", number_format="d")
     return titled(drawn, title, f"Our mixed model: all its {len(causes)} wrong outputs of 200.")
+
+
+def shown_table(runs: Sequence[Mapping[str, Any]], fifty: str = "1") -> pd.DataFrame:
+    """Negations that are exactly right (%): means of `runs`, by helper and by what `fifty` shows.
+
+    `runs` are those of the record "ruvel-actors"; its fifty 1 is the chapter's.
+    """
+    columns = {
+        "the fifty show the verb with this helper": ["this helper"],
+        "only with another helper": ["this tense", "the other tense"],
+        "not at all": ["another verb"],
+    }
+    table = pd.DataFrame(index=["did", "does", "do"], columns=[*columns], dtype=float)
+    for helper in table.index:
+        for column, parts in columns.items():
+            rows = [
+                run["negations"][fifty].get(f"{helper}; {part}") for run in runs for part in parts
+            ]
+            rows = [row for row in rows if row]  # a fifty may leave a part out
+            share = sum(row["right"] for row in rows) / sum(row["of"] for row in rows)
+            table.loc[helper, column] = 100 * share
+    return table.round().astype(int)

@@ -269,15 +269,15 @@ def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     """Test BLEU by number of pairs, for a recipe by size and one for all; `size_frame`'s frame.
 
     Raises ValueError if the title on the fewest pairs is wrong: the gain isn't larger than the
-    seeds' spread, or as many passes as by size don't have twice the BLEU of 18.
+    seeds' spread, or one recipe for all has half the BLEU of another.
     """
     gains = size_gains(frame)
     least, sizes = gains.iloc[0], sorted(frame["pairs"].unique().tolist())
     if least["gain"] <= least["spread"]:
         raise ValueError(f"the gain, {least['gain']:.1f} BLEU, isn't larger than the spread")
     scores = size_means(frame).loc[sizes[0]]
-    if sizes[0] != 1000 or scores["longer"] < 2 * scores["one for all"]:
-        raise ValueError("as many passes don't have twice the BLEU")
+    if sizes[0] != 1000 or min(scores["longer"], scores["by size"]) < 2 * scores["one for all"]:
+        raise ValueError("one recipe for all has half the BLEU")
     x = alt.X("pairs:Q", title="training pairs (log scale)").axis(values=sizes, format=",")
     x = x.scale(domain=[0.85 * sizes[0], 1.15 * sizes[-1]], **LOG)
     y = alt.Y("bleu:Q", title="BLEU on test_2016_flickr, beam 5").scale(zero=True)
@@ -296,7 +296,7 @@ def sizes_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     label = label.encode(x, y, color, text="recipe")
     return titled(
         alt.layer(joined.mark_line(opacity=0.6), dots, label).properties(width=520, height=270),
-        "With 1,000 pairs, 120 passes give twice the BLEU of 18",
+        "With 1,000 pairs, one recipe for all gets less than half the BLEU",
         "German to English. A point is a run, with its own draw of the pairs or with all; lines "
         "join the means. “longer” is drawn a little to the right.",
     )
