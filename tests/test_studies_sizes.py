@@ -56,9 +56,7 @@ def test_the_chart_says_what_the_record_says():
     assert {run["settings"]["epochs"] for run in runs if run["row"] == sizes.BY_SIZE} == {120}
     short = [run["steps"] for run in runs if run["row"] == sizes.FOR_ALL]
     assert sizes.BASE.epochs == 18 and max(short) < 200 < sizes.BASE.warmup  # as chapter 26 says
-    seconds = (60 * minutes.loc[3000, ["longer", "by size"]]).round().tolist()
-    assert seconds == [507, 179]  # as chapter 26 says
     with pytest.raises(ValueError, match="isn't larger than the spread"):
         sizes_chart(frame.assign(bleu=20.0))
-    with pytest.raises(ValueError, match="twice the BLEU"):
+    with pytest.raises(ValueError, match="half the BLEU"):
         sizes_chart(frame.assign(bleu=frame["bleu"] - 9 * (frame["recipe"] == "longer")))
