@@ -566,7 +566,7 @@ assert [*(table["twice: old"] > 0.09)] == [True, False, False]
 table.round(2)
 
 # %% [markdown]
-# Training finds rates near these. With β raised, old values hardly answer, and 32 keys once lose 8 to 10 points. The second model recalls still fewer, but it never trained on more than 16 keys. So it is in eight of eight seeds ([test](../tests/test_ch23_long_memory.py)).
+# Training finds rates near these. With β raised, old values hardly answer, and 32 keys once lose 7 to 10 points. The second model recalls still fewer of these, but it never trained on more than 16 keys. So it is in eight of eight seeds ([test](../tests/test_ch23_long_memory.py)).
 #
 # ### Is it the state's size?
 #
@@ -679,7 +679,7 @@ assert [round(own[2048]) for own in mib.values()] == [407, 144, 16]
 figures.kept_for_backward_chart(mib, "A plain softmax keeps up to 9 times what the kernel does")
 
 # %% [markdown]
-# From 1,024 to 2,048 tokens the kernel's memory doubles; plain softmax's grows 3.7 times, to 144 MiB. Of these, 128 are the weights. Ours keeps even more, because autograd keeps each tile.
+# From 1,024 to 2,048 tokens the kernel's memory doubles; plain softmax's grows 3.7 times, to 144 MiB. Of these, 128 are the weights. Our tiles need even more, because autograd keeps each one.
 #
 # The paper gains time, too: in a GPU's fast memory, making weights again is cheaper than fetching them.
 #
