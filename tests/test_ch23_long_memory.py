@@ -1,6 +1,7 @@
 """Chapter 23: latents, windows, states, recall, tiles: each against a reference."""
 
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from scripts.ch23_long_memory import (
     TWICE,
     LatentAttention,
     Recaller,
+    asked_twice,
     in_chunks,
     learn_to_recall,
     linear_attention,
@@ -194,19 +196,37 @@ def test_one_memory_learns_to_recall_and_a_repeat_is_the_same():
     assert first == again and first[16][0] > 0.9 and pair_counts(64) == [4, 8, 16]
 
 
+def test_old_and_new_values_are_told_apart():
+    class Knowing(Recaller):
+        """Answers with each key's value number `which`, found by search."""
+
+        def forward(self, ids):
+            logits = torch.zeros(*ids.shape, 64)
+            for b, row in enumerate(ids.tolist()):
+                told = {}
+                for i in range(0, 64, 2):
+                    told.setdefault(row[i], []).append(row[i + 1] - 256)
+                for t in range(64, 128):
+                    logits[b, t, told[row[t]][self.which]] = 1.0
+            return logits
+
+    model = Knowing("delta rule", 4)
+    for model.which in (0, 1):
+        _, new, old = asked_twice(model)
+        assert (old, new)[model.which] == 1.0 and (new, old)[model.which] < 0.05
+
+
 @pytest.mark.audit
 @pytest.mark.parametrize("seed", range(1, 9))
-def test_training_finds_the_rate_that_its_texts_need(seed):
-    spread = {}
-    for text, low, high in ((ONCE, 0.1, 0.3), (TWICE, 0.45, 0.75)):
-        model = learn_to_recall("delta rule", 0.02, seed, text)
-        _, beta = model.read(recall_texts(16, 128, 32)[0])
-        assert low < beta[:, 1:64:2].mean() < high
-        scores = recall_scores(model)
-        few, many, again = scores[16][0], scores[32][0], recall_scores(model, text=TWICE)[32][0]
-        spread[text] = (again - many) / (few - many), many
-    assert spread[ONCE][0] < 0.4 and spread[TWICE][0] > 0.6  # of its room a replaced value frees
-    assert spread[ONCE][1] > spread[TWICE][1] + 0.05
+def test_the_rate_decides_whether_an_old_value_answers(seed):
+    once, twice = (learn_to_recall("delta rule", 0.02, seed, text) for text in (ONCE, TWICE))
+    raised = deepcopy(once)
+    raised.rate.bias.data += 2.0
+    found = [(*asked_twice(model), recall_scores(model)[32][0]) for model in (once, twice, raised)]
+    beta, _, old, kept = zip(*found, strict=True)
+    assert 0.1 < beta[0] < 0.3 and 0.45 < beta[1] < 0.75
+    assert old[0] > 0.11 and max(old[1:]) < 0.07
+    assert kept[0] > kept[2] + 0.05 and kept[2] > kept[1]
 
 
 RUNS = load_record("recall-pairs")["runs"]
@@ -239,12 +259,8 @@ def test_the_record_says_what_the_chapter_says():
     assert [round(100 * (own - narrow)) for own in wide] == [7, -5]
     assert round(100 * (mean("delta rule", 64) - narrow)) == 48
     assert round(mean("delta rule", 128, steps=600) - mean("delta rule", 128), 3) == 0.103
-    for d in (16, 32, 64):
-        assert mean("delta rule", d, d) > 0.9
-    assert [round(mean("delta rule", 2 * d, d), 2) for d in (16, 32, 64)] == [0.6, 0.79, 0.84]
     for n in (32, 64, 128):
-        lost = [mean("adding", n, steps=s) - mean("delta rule", n, steps=s) for s in (200, 600)]
-        assert 0.035 < lost[0] < 0.065 and lost[1] < 0.04
+        assert 0.035 < mean("adding", n) - mean("delta rule", n) < 0.065
     assert min(mean(kind, 8) for kind in recall.STATES) > 0.98
     assert max(mean(kind, 128) for kind in recall.STATES) < 0.55
     for n in (4, 8, 16, 32, 64, 128):

@@ -148,7 +148,7 @@ def recall_chart(
     title: str,
     caption: str = "The two controls are dashed.",
 ) -> alt.TopLevelMixin:
-    """A panel for each table: right answers over the pairs, a curve for each memory.
+    """A panel for each table: right answers over the keys, a curve for each memory.
 
     Softmax, which hides another curve, and controls are dashed.
     """
@@ -163,7 +163,7 @@ def recall_chart(
     color = colored("memory", shades, legend=legend)
     drawn = {}
     for name, frame in frames.items():
-        x = alt.X("pairs:Q", title="pairs written").scale(domain=[counts[0], counts[-1]], **LOG)
+        x = alt.X("pairs:Q", title="keys").scale(domain=[counts[0], counts[-1]], **LOG)
         y = alt.Y("right:Q", title="right answers").scale(domain=[0, 1]).axis(format="%")
         size = {"width": 500 // len(tables), "height": 230}
         chart = lines(frame, "pairs", "right", "memory", points=True, **size)
@@ -173,16 +173,21 @@ def recall_chart(
 
 
 def rate_chart(shares: Mapping[str, Mapping[float, float]], title: str) -> alt.Chart:
-    """Right answers over the delta rule's rate, a curve for each kind of text."""
-    frame = long(shares, "text", "rate", "right")
-    titles = {"x_title": "rate β", "y_title": "right answers"}
-    chart = lines(frame, "rate", "right", "text", points=True, zero=True, height=220, **titles)
-    y = alt.Y("right:Q", title="right answers").scale(domain=[0, 1]).axis(format="%")
+    """Answers over the delta rule's rate, a curve for each kind of text; old values are dashed."""
+    frame = long(shares, "keys", "rate", "share")
+    chart = lines(frame, "rate", "share", "keys", points=True, x_title="rate β", height=220)
+    y = alt.Y("share:Q", title="share of answers").scale(domain=[0, 1]).axis(format="%")
+    kinds, shades = [*shares], dict(zip(shares, PALETTE, strict=False))
+    shades["16 twice: old"] = shades["16 twice"]
+    dashes = [[6, 4] if "old" in kind else [1, 0] for kind in kinds]
+    dash = alt.StrokeDash("keys:N", title=None).scale(domain=kinds, range=dashes)
+    legend = alt.Legend(title=None, symbolType="stroke", symbolSize=300)
     return titled(
-        chart.encode(y),
+        chart.encode(y, dash, colored("keys", shades, legend=legend)),
         title,
-        "Nothing is trained: keys and values are random vectors of 16 numbers, of 64 values the "
-        "nearest to what is read is the answer. Means of 200 texts.",
+        "Right answers for 16 or 32 keys; dashed, answers with a key's old value. Nothing is "
+        "trained: keys and values are random vectors of 16 numbers, of 64 values the nearest to "
+        "what is read is the answer. Means of 200 texts.",
     )
 
 
@@ -217,7 +222,7 @@ def kept_for_backward_chart(mib: Mapping[str, Mapping[int, float]], title: str) 
     frame = long(mib, "way", "n", "MiB")
     lengths = sorted(frame["n"].unique().tolist())
     x = alt.X("n:Q", title="length").scale(domain=[lengths[0], lengths[-1]], **LOG)
-    y = alt.Y("MiB:Q", title="kept for backward, MiB").scale(domain=[1, 200], **LOG)
+    y = alt.Y("MiB:Q", title="kept for backward, MiB").scale(domain=[1, 500], **LOG)
     chart = lines(frame, "n", "MiB", "way", points=True, height=200)
     chart = chart.encode(x.axis(values=lengths, format=",d"), y.axis(values=[1, 10, 100]))
     ends = chart.transform_filter(alt.datum.n == lengths[-1])
