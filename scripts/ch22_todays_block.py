@@ -738,10 +738,6 @@ for row in rows:
 # - Zeroed outputs harm our small model: its first guess is then the word just read. Without this guess they help.
 # - Muon steps along nearly all directions about equally.
 #
-# ## What these papers did that we don't
-#
-# They judged these parts in larger models, trained for longer.
-#
 # ## Exercises
 #
 # `check(f)` is silent when your function is right, and otherwise says what is wrong.

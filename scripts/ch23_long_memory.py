@@ -724,4 +724,16 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor) ->
 check(gated_delta)
 
 # %% [markdown]
+# ### Exercise 2 · Why a key of its own
+#
+# *think · difficulty ●●○ · worth ●●○ · 5 minutes*
+#
+# Why doesn't latent attention keep rotated keys $R_t W^{UK} c_t$?
+#
+# <details><summary>An answer</summary>
+#
+# They take $Hd_k$ numbers a token. To make them from $c_t$ again is as much work as making keys.
+#
+# </details>
+#
 # Next: [Chapter 24 · Experts](ch24_experts.ipynb)

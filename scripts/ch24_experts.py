@@ -263,7 +263,7 @@ in_use_chart(toys)
 # %% [markdown]
 # - **The start alone isn't the cause.** If it were, *m's scores stay fixed* would end with few, and *even start* with all. They end with 5.5 and 3.5 on average.
 # - **The router must read m.** Where only the experts do, nearly all stay in use: no score can rise for all tokens.
-# - **Experts that read m must learn.** Otherwise steps along m don't add up: the shared change of scores is 1.1 to 1.3 times the tokens' own (by chance: once), in *even start* and *both* 2.5 to 2.8 times. In *only the router does*, more experts are in use at the end than at first.
+# - **Experts that read m must learn.** Otherwise steps along m don't add up: the shared change of scores is 1.1 to 1.3 times the tokens' own (by chance: once), in *even start* and *both* 2.5 to 2.8 times.
 #
 # ## Remedies
 #
@@ -385,7 +385,7 @@ for expert in range(8):
 #
 # ### Padding isn't routed
 #
-# A mixture counts visits, and a remedy would balance padding's, too. So the encoder layer tells it where there are words (the record's decoder doesn't; it has hardly any padding):
+# A mixture counts visits, and a remedy would balance padding's, too. So the encoder layer tells it where there are words:
 
 
 # %%
@@ -418,10 +418,6 @@ block_means(["2017", "SwiGLU", "experts"])
 # - A router sends each token to k of E experts; dropless code sorts these visits.
 # - In our toy, most experts fall idle where they and the router read a mean that tokens share, and both learn.
 # - On a trained encoder's fixed tokens, a penalty, a bias, or no mean at the router keeps them in use.
-#
-# ## What these papers did that we don't
-#
-# They spread more experts over many devices ([DeepSeek-V3](https://arxiv.org/abs/2412.19437): 256, 8 per token).
 #
 # ## Exercises
 #
