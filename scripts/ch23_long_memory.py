@@ -264,8 +264,7 @@ def write_and_read(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, correct=False)
 # **Predict.** "The dog is in the garden. The dog is in the house." The key *dog* gets *garden*, then *house*. What do adding, the delta rule, and softmax without positions answer?
 
 # %%
-dog = torch.tensor([[0.6, 0.8, 0.0]])  # length 1
-keys, values = dog.expand(2, 3), torch.eye(2)  # (T, d_k), (T, d_v): garden, then house
+keys, values = torch.tensor([[0.6, 0.8, 0.0]] * 2), torch.eye(2)  # dog, dog; garden, house
 answers = {
     "adding": write_and_read(keys, keys, values, torch.ones(2)),
     "delta rule": write_and_read(keys, keys, values, torch.ones(2), correct=True),
@@ -273,6 +272,9 @@ answers = {
 }
 for name, answer in answers.items():
     print(f"{name}: garden {answer[-1, 0]:.1f}, house {answer[-1, 1]:.1f}")
+torch.testing.assert_close(answers["adding"][-1], values.sum(0))
+half = write_and_read(keys, keys, values, torch.tensor([1.0, 0.5]), correct=True)
+torch.testing.assert_close(half[-1], values.mean(0))  # a rate of ½ replaces half
 
 # %% [markdown]
 # Adding answers with both values. Softmax, which can't tell equal keys apart, answers with their mean. The delta rule says *house*.
@@ -336,7 +338,7 @@ def masked_linear_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Te
 
 
 # %% [markdown]
-# Check: the forms agree, also with a shorter last chunk; the memories' gradients, too.
+# Check: both forms agree in outputs and gradients, also with a shorter last chunk.
 
 # %%
 torch.manual_seed(0)
@@ -345,8 +347,6 @@ rows, fives = (q, F.normalize(k, dim=-1), v, torch.rand(2, 4, 12)), partial(in_c
 for correct in (False, True):
     results = [with_gradients(form, rows, correct) for form in (write_and_read, fives)]
     torch.testing.assert_close(*results)
-whole = masked_linear_attention(q, k, v, subsequent_mask(12))
-torch.testing.assert_close(linear_attention(q, k, v, fives), whole)
 
 # %% [markdown]
 # ## Who remembers?
