@@ -90,7 +90,7 @@ torch.set_default_dtype(torch.float64)
 # | every matrix begins at random | zeroed outputs (2019) | training without norms |
 # | Adam | Muon (2024) | fewer steps |
 #
-# Llama 3 has RMSNorm, SwiGLU, rotary positions and grouped queries. Qwen3, built here, adds QK-norm.
+# Llama 3 has RMSNorm, SwiGLU, rotary positions and grouped queries. Qwen3, built here, adds QK-norm. The last two rows are in neither.
 
 # %%
 figures.todays_block()
@@ -428,7 +428,7 @@ gap = (pairs - rotated(q) @ rotated(k).mT).abs().max()  # … and another functi
 print(f"the other layout: scores move by up to {gap:.1f}, of {pairs.abs().max():.1f}")
 
 # %% [markdown]
-# Of these three, only the comparison with Qwen3 does. Each layout alone is right. But weights trained with one give wrong scores in the other, without an error. Exercise 2 carries them over.
+# Of these three, only the comparison with Qwen3 does. Each layout alone is right. But weights trained with one give wrong scores in the other, without an error. Exercise 2 carries them over (QK-norm's scales would have to be reordered, too).
 #
 # ## Does QK-norm help at a high rate?
 #
@@ -438,7 +438,7 @@ print(f"the other layout: scores move by up to {gap:.1f}, of {pairs.abs().max():
 #
 # Is the reason a softmax that gives nearly all weight to one word? Then attention becomes sharp without QK-norm. Its *sharpness* is a position's largest attention weight, averaged over the first block's positions and heads, after training.
 #
-# **Predict.** How sharp does attention become without QK-norm, and with it?
+# **Predict.** How sharp does attention become at 0.04, without QK-norm and with it?
 
 
 # %%
@@ -511,7 +511,7 @@ live = swept({part: partial(small_model, part) for part in TAKEN_BACK})
 live.pivot(index="part", columns="rate", values=["loss", "sharpness"]).round(2)
 
 # %% [markdown]
-# In these single runs attention does become sharp. Is that what harms? Let queries and keys learn at a quarter of the rate: attention stays soft. If sharpness is the reason, leaving out QK-norm then does no harm.
+# In these single runs attention without QK-norm does become sharp. Is that what harms? Let queries and keys learn at a quarter of the rate: attention stays soft. If sharpness is the whole reason, leaving out QK-norm then does no harm.
 
 # %%
 SLOWED = ("Qwen3, slowed", "no QK-norm, slowed")
@@ -544,9 +544,6 @@ extra = final_loss.sub(final_loss["Qwen3"], axis=0)  # at the same rate, with th
 extra["no QK-norm, slowed"] = final_loss["no QK-norm, slowed"] - final_loss["Qwen3, slowed"]
 sharp["uniform attention"] = sum(1 / seen for seen in range(2, 16)) / 14  # positions 2 to 15
 harm, drawn = extra.loc[0.04], [*TAKEN_BACK, "no QK-norm, slowed"]
-assert (harm["no QK-norm"] > harm[["Qwen3", "LayerNorm", "ReLU"]].max(axis=1)).all()
-assert harm["no QK-norm, slowed"].mean() > 2 * harm["no QK-norm, slowed"].sem()
-assert at_high["sharpness"]["no QK-norm, slowed"] < at_high["sharpness"]["Qwen3"]
 print(harm[["no QK-norm", "no QK-norm, slowed"]].agg(["mean", "sem"]).round(2))
 figures.rates_chart(
     {"loss minus Qwen3's, nats": extra[drawn], "sharpness": sharp[[*drawn, "uniform attention"]]},
@@ -556,9 +553,9 @@ figures.rates_chart(
 )
 
 # %% [markdown]
-# **What we see.** At 0.04 the loss without QK-norm is 0.26 nats higher, with each seed. With LayerNorm the mean isn't higher, with ReLU it is 0.10 lower. Sharpness rises from 0.49 to 0.93. With slow queries and keys it stays at 0.46, but 0.14 nats remain (against Qwen3, slowed as well).
+# **What we see.** At 0.04 the loss without QK-norm is higher with each seed, by 0.26 nats on average (0.06 to 0.49). With LayerNorm the mean isn't higher, with ReLU it is 0.10 lower. Sharpness is 0.93, with QK-norm 0.49. With slow queries and keys it is 0.46, but 0.14 nats remain (against Qwen3, slowed as well).
 #
-# **What it means.** Sharp attention isn't the whole reason. How much of the 0.26 nats it explains, eight seeds don't say.
+# **What it means.** Sharp attention at the end, in the first block, isn't the whole reason. How much of the 0.26 nats it explains, eight seeds don't say. The second block and the way there weren't measured.
 #
 # At 0.02 QK-norm gains only 0.06 nats, and not with every seed. At 0.005 it costs 0.05 nats.
 #
@@ -578,7 +575,7 @@ def zero_outputs(model: LanguageModel) -> None:
 
 
 # %% [markdown]
-# Such blocks first pass on the vector of the word just read. The last norm gives it the length 8, and with tied tables the word's own row, about 1 long, points the same way. Its own logit is near 8, the others near 0: the model should predict the word again, nearly always wrongly.
+# Such blocks first pass on the vector of the word just read. The last norm gives it the length 8, and with tied tables the word's own row, about 1 long, points the same way. Its own logit is near $\sqrt{64} = 8$, the others lie around 0: the model should predict the word again, nearly always wrongly.
 #
 # Does this first guess do harm? To take it away, we *flip* every second scale of the last norm: it starts at −1. The own logit $\sum_i \gamma_i n_i e_i$ has $n = 8e$ for a vector $e$ of length 1. So it is 8 if all $\gamma_i$ are 1, and near 0 if half of them are −1. If zeroed outputs harm the flipped model as well, the guess isn't the reason. **Predict.** How much probability does each model give that word?
 
@@ -652,13 +649,6 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     return x
 
 
-@torch.no_grad()
-def muon_step(weight: Tensor, gradient: Tensor, average: Tensor, rate: float) -> None:
-    """Move a matrix (a, b), and its gradients' running average, in place."""
-    average.lerp_(gradient, 0.05)
-    weight -= rate * max(1, weight.size(0) / weight.size(1)) ** 0.5 * orthogonalised(average)
-
-
 # %% [markdown]
 # Take the shipped small translator's loss on 64 sentences, and the gradients of its four widening feed-forward matrices (256, 128). **Predict.** How many of the 128 singular values hold 90% of $\sum_i \sigma_i^2$?
 
@@ -694,7 +684,7 @@ figures.spectrum_chart(
 )
 
 # %% [markdown]
-# Why does one direction stay behind? The gradient is a sum over words, $\sum \delta y^\top$, where the matrix reads $y$ and $\delta$ is the gradient of what it gives. So a direction that no $y$ has gets none. Here $y$ comes from a LayerNorm: $y_i = \gamma_i n_i + \beta_i$ with $\sum_i n_i = 0$. So $y$'s part along $1/\gamma$ is the same for every word, and near 0:
+# Why does one direction stay behind? The gradient is a sum over words, $\sum \delta y^\top$, where the matrix reads $y$ and $\delta$ is the gradient of what it gives. So a direction that no $y$ has gets none. Here $y$ comes from a LayerNorm: $y_i = \gamma_i n_i + \beta_i$ with $\sum_i n_i = 0$. So $y$'s part along $1/\gamma$ is the same for every word, and with this $\beta$ near 0:
 
 # %%
 norm = layers[-1].sublayer[2].norm
@@ -708,7 +698,7 @@ print(f"cosine: {abs(Vh[-1] @ unseen):.4f}, and every y's part along it: {norm.b
 #
 # > **In short.** A translator's BLEU judges each part.
 #
-# [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save`) has chapter 19's translator (tied tables, three passes over Multi30k). *2017* already has the norm before each sublayer. Rows not named *today* change one part. *Today* changes all but optimizer and cross-attention; its attention keeps biases. Only decoders share keys, because an encoder keeps no cache. One seed chose each row's rate, and three others count. *Better* and *worse* hold for the record's nineteen comparisons together (Holm's test); each interval is for its row alone.
+# [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save`) has chapter 19's translator (tied tables, three passes over Multi30k). *2017* already has the norm before each sublayer. Rows not named *today* change one part. *Today* changes all but the optimizer; its cross-attention has the norm and the zeroed output alone, and attention keeps biases. Only decoders share keys, because an encoder keeps no cache. One seed chose each row's rate, and three others count. *Better* and *worse* hold for the record's nineteen comparisons together (Holm's test); each interval is for its row alone.
 #
 # **Predict.** Which part alone gains most BLEU?
 
@@ -726,16 +716,16 @@ for row in rows:
     print(verdict_line(row, judged[row], RIVALS_OF_PARTS[row]))
 
 # %% [markdown]
-# - **Alone,** rotary positions gain 3.0 BLEU and Muon 1.5. Zeroed outputs cost 2.4.
+# - **Alone,** rotary positions gain 3.0 BLEU and Muon 1.5. Zeroed outputs cost 2.4 (whether by their first guess, we didn't test).
 # - **Together,** the parts of *today* gain 1.6 over *2017*, less than rotary alone. Not zeroed, the block gains 2.5 more, and is 1.1 above rotary (not tested). With zeroing and Muon it gains 5.5 more.
-# - **In BLEU, no difference is detected** for RMSNorm, SwiGLU, QK-norm, grouped and multi-query attention. Each interval is 1.7 BLEU wide.
+# - **In BLEU, no difference is detected** for RMSNorm, SwiGLU, QK-norm, grouped and multi-query attention. (SwiGLU's loss is 0.08 nats lower.) Each interval is 1.7 BLEU wide.
 #
 # ## Summary
 #
 # - RMSNorm is LayerNorm without mean and shift. SwiGLU gates one map of the input by another.
 # - Rotary positions let a score see only the difference of positions.
 # - QK-norm bounds the scores, up to learned scales. In our small model it makes too high a rate less harmful.
-# - Zeroed outputs harm our small model: its first guess is then the word just read. Without this guess they help.
+# - Zeroed outputs harm our small model from a rate of 0.01 on: its first guess is then the word just read. Without this guess they help.
 # - Muon steps along nearly all directions about equally.
 #
 # ## Exercises

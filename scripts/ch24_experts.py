@@ -67,7 +67,7 @@ torch.set_default_dtype(torch.float64)  # so that checks can ask for agreement t
 # $$p=\mathrm{softmax}(xW_r),\qquad y=\sum_{e\,\in\,\mathrm{top}\,k}\frac{p_e}{\sum_{e'\in\,\mathrm{top}\,k}p_{e'}}\,f_e(x)\;+\;f_\text{shared}(x)$$
 #
 # - **Top k.** Only the k experts with the largest $p_e$ compute. As in Mixtral, their weights are rescaled to sum to 1. DeepSeekMoE and Switch (k = 1) keep $p_e$. So do we for k = 1: a weight of 1 would give the router no gradient.
-# - **Shared** (in DeepSeekMoE alone). One more expert, $f_\text{shared}$, computes every token.
+# - **Shared** (of these, in DeepSeekMoE). One more expert, $f_\text{shared}$, computes every token.
 #
 # **Predict.** Mixtral 8×7B ([Jiang et al. 2024](https://arxiv.org/abs/2401.04088)) has 32 layers of width 4,096. Each has eight SwiGLU experts (chapter 22) of width 14,336, and a token visits two. Its attention has 32 heads of 128 in 8 groups. Its vocabulary has 32,000 pieces and two tables, for input and output. How many parameters does it have in all, and how many does one token meet?
 
@@ -261,9 +261,10 @@ for name, runs in toys.items():
 in_use_chart(toys)
 
 # %% [markdown]
+# - **The circle alone isn't the cause.** In the first two rows experts learn and are chosen, and stay.
 # - **The start alone isn't the cause.** If it were, *m's scores stay fixed* would end with few, and *even start* with all. They end with 5.5 and 3.5 on average.
 # - **The router must read m.** Where only the experts do, nearly all stay in use: no score can rise for all tokens.
-# - **Experts that read m must learn.** Otherwise steps along m don't add up: the shared change of scores is 1.1 to 1.3 times the tokens' own (by chance: once), in *even start* and *both* 2.5 to 2.8 times.
+# - **Experts that read m must learn.** Otherwise steps along m don't add up: the shared change of scores is 1.1 to 1.3 times the tokens' own (a step in a random direction: once), in *even start* and *both* 2.5 to 2.8 times.
 #
 # ## Remedies
 #
@@ -367,7 +368,7 @@ for name, runs in learned.items():
 visits_chart({name: learned[name][0][1] for name in [*ways][:4]})
 
 # %% [markdown]
-# Without a remedy, two to four experts are in use with these three seeds; with each, seven or eight. For each seed the error is then lower; shorter inputs alone don't help. (The counts are of new tokens; the picture shows the training.) A mixture's error lies between those of the dense layers: without the mean, three quarters of the way from the narrow one's to the wide one's, at about the narrow one's work.
+# Without a remedy, two to four experts are in use with these three seeds; with each, seven or eight. For each seed the error is then lower; shorter inputs alone don't help. (The counts are of new tokens, the picture is of the training, in means of ten steps: at the end the bias still swings.) A mixture's error lies between those of the dense layers: without the mean, three quarters of the way from the narrow one's to the wide one's, at about the narrow one's work.
 #
 # **Predict.** Which tokens does each expert take? (Fifty captions of ours; ▁ begins a word.)
 
@@ -379,9 +380,16 @@ for expert in range(8):
     own = Counter(map(trained.tokenizer.processor.id_to_piece, ids[likeliest == expert].tolist()))
     pieces = [f"{piece} {n}" for piece, n in own.most_common(40)]
     print(textwrap.fill(f"expert {expert}: {' '.join(pieces)}", 110))
+VERBS = "sitzt steht läuft spielt liest trägt hält springt schläft verkauft"
+verbs = [trained.tokenizer.processor.piece_to_id(f"▁{verb}") for verb in VERBS.split()]
+of_verbs = states[torch.isin(ids, torch.tensor(verbs))]
+untrained = MixtureOfExperts(inputs.size(1), 16, 0.0, shared=0)
+for mixture, read in ((layer, of_verbs), (untrained, of_verbs - mean)):
+    most = mixture.route(read)[1][:, 0].bincount().max()
+    print(f"{most} of {len(of_verbs)} verbs have the same expert first")
 
 # %% [markdown]
-# These are each expert's 40 commonest pieces, of one seed. Expert 3 takes nearly all verbs, with many nouns. Mostly, 7 takes things and places, 1 persons and colours, 5 definite articles and prepositions. Expert 0 has each *Ein* and *Eine* that begins a caption, expert 2 those inside, and each caption's end. Nobody named parts of speech. But the encoder's states may have sorted the words before: we didn't try an untrained router.
+# These are each expert's 40 commonest pieces, of one seed. Expert 3 takes nearly all verbs, with many nouns. Mostly, 7 takes things and places, 1 persons and colours, 5 definite articles and prepositions. Expert 0 has each *Ein* and *Eine* that begins a caption, expert 2 those inside, and each caption's end. Nobody named parts of speech. Nor do the encoder's states sort the words alone: an untrained router (the last line) spreads the verbs.
 #
 # ### Padding isn't routed
 #
@@ -402,9 +410,9 @@ class SparseEncoderLayer(EncoderLayer):
 # %% [markdown]
 # ## On record
 #
-# > **In short.** Seven tenths more parameters: in this record they don't show a gain.
+# > **In short.** 70% more parameters bring no gain that this record shows.
 #
-# In chapter 22's record, each feed-forward layer of the row *experts* has eight SwiGLUs and a shared one. The penalty is in their loss, times 0.01 for each token. A token meets three of the nine, together about as wide as a layer of *SwiGLU*, the rival. Rows are means of three seeds; *first* and *last* are training losses, *loss* is the validation's.
+# In chapter 22's record, each feed-forward layer of the row *experts* has eight SwiGLUs and a shared one. To a token's mean loss is added 0.01 times each mixture's penalty. A token meets three of the nine, together about as wide as a layer of *SwiGLU*, the rival. Rows are means of three seeds; *first* and *last* are training losses, *loss* is the validation's.
 
 # %%
 print(verdict_line("experts", block_verdicts()["experts"], RIVALS_OF_PARTS["experts"]))

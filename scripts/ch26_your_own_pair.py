@@ -77,7 +77,7 @@ Pairs = list[tuple[str, str]]  # sources and their targets
 # make living MODEL=runs/ruvel                                        # a page that translates (needs npm)
 # ```
 #
-# `ruvel.tsv` has a source, a tab and a target on each line; `python -m scripts.corpora.invented` writes it. `qru` is a free language code. In Python we do the same with a smaller model.
+# `ruvel.tsv` has a source, a tab and a target on each line; `python -m scripts.corpora.invented` writes it. `qru` is a code kept for private use. In Python we do the same with a smaller model.
 #
 # ## A language that nobody speaks
 #
@@ -259,7 +259,7 @@ assert with_twins(data.corpus["train"], test) == 2 / 200
 print("more than 95% are right:", exact(model, test) > 0.95)
 
 # %% [markdown]
-# With eight seeds 97.0 to 98.5% are right ([record](../results/ruvel.json)). Two of the 200 have a twin in training: 1% at most.
+# With eight seeds 97.0 to 98.5% are right ([record](../results/ruvel.json)). Two of the 200 have a twin in training, so twins explain 1% at most.
 #
 # ## Case · A score above 90
 #
@@ -321,7 +321,7 @@ assert max(case.loc["at random", "fresh"], case.loc["honest", "its test set"]) <
 case.round(1)  # BLEU
 
 # %% [markdown]
-# **Culprit.** Twins. The random split promises over 90 BLEU, and users get 59 to 66 ([eight seeds](../results/ruvel.json)). The honest split promises 48 to 58, and with another draw 58 to 63 ([three seeds](../results/ruvel-controls.json)): a rough guess, for its 99 test sentences have only 33 fingerprints.
+# **Culprit.** Twins. The random split promises over 90 BLEU, and users get 59 to 66 ([eight seeds](../results/ruvel.json)). The honest split promises 48 to 58, and with another draw 58 to 63 ([three seeds](../results/ruvel-controls.json)): here 3 to 14 too low, a rough guess, for its 99 test sentences have only 33 fingerprints.
 #
 # It isn't another kind of sentences: without twins, held-out sentences are at most 2 BLEU easier than fresh ones. Nor is it overfitting: then fewer passes would help on fresh sentences. But 8 give 21 to 30 BLEU there, and 40 give 70 to 74.
 #
@@ -402,7 +402,7 @@ for form, form_pairs in crossed(by_object(object_first)["a being"]).items():
 actors_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["runs"]])
 
 # %% [markdown]
-# The capital letter decides. If only one of the two nouns has it, that noun acts in either order: with each of eight seeds in at least 82% of the outputs ([record](../results/ruvel-actors.json), other sentences). If both or neither have it, mostly the first one acts. For 12 of the 14 beings the letter makes another piece. In training `▁Tiven` always acts, and `▁tiven` never does.
+# Between beings the capital letter decides. If only one of the two nouns has it, that noun acts in either order: with each of eight seeds in at least 82% of the outputs ([record](../results/ruvel-actors.json), other sentences). If both or neither have it, mostly the first one acts. (A *thing* with the letter acts in at most 2%.) For 12 of the 14 beings the letter makes another piece. In training `▁Tiven` always acts, and `▁tiven` never does.
 #
 # Why doesn't the model go by the ending, the true rule? In training it never contradicts the two signs, so they suffice. Even models that saw the ending on each object make the noun with both signs the actor, in at least 86% of the outputs ([record](../results/ruvel-endings.json)).
 #
@@ -457,9 +457,9 @@ tuning_chart(scores, load_record("ruvel")["runs"])
 # %% [markdown]
 # - *Fifty negations* alone teach: 56% of the negations are right (means of eight seeds). But only 16% of the old sentences are, and many get a *not*.
 # - *Fifty others* leave 44% of the old sentences right: more than half of the loss needs no negation.
-# - *Mixed* teaches nearly as well, 48% (our ring is the best of eight), and forgets almost nothing: 97% of the old sentences are right.
+# - *Mixed* teaches 48% (our ring is the best of eight), and forgets almost nothing: 97% of the old sentences are right.
 #
-# *Mixed* shows each of the fifty 50 times, not 130. This explains only a part: with 50 passes *fifty negations* keeps 53% of the old sentences (28 to 70% by seed: [record](../results/ruvel-causes.json)).
+# *Mixed* shows each of the fifty 50 times, not 130. With 50 passes *fifty negations* teaches 48%, too, but keeps only 53% of the old sentences (28 to 70% by seed: [record](../results/ruvel-causes.json)). So mixing costs no learning.
 #
 # ## What stays wrong
 #
@@ -475,7 +475,7 @@ for output, reference in random.Random(1).sample(wrong, 6):
     print(output, reference, sep="\n", end="\n\n")
 
 # %% [markdown]
-# The **helper** is wrong: *does* for *did*. Or the **verb's form** is: *not brought* for *not bring*. How many wrong outputs do these two explain? We mend both in each output. If it is still wrong, it isn't explained.
+# The **helper** is wrong, mostly *does* for *did*. Or the **verb's form** is: *not brought* for *not bring*. How many wrong outputs do these two explain? We mend both in each output. If it is still wrong, it isn't explained.
 
 
 # %%
@@ -520,7 +520,7 @@ shown_table(load_record("ruvel-actors")["runs"])  # exactly right (%), means of 
 #
 # ## What more pairs give
 #
-# > **In short.** In Multi30k each tripling of the pairs gave about 8 BLEU, with the best recipe.
+# > **In short.** In Multi30k each tripling of the pairs gave about 8 BLEU, with the best recipe that we tried.
 #
 # We cut Multi30k to fewer pairs, and train three recipes:
 #
@@ -564,7 +564,7 @@ sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 # ## Summary
 #
 # - Look at the pairs. Keep near-copies of held-out sentences out of training.
-# - A test set like the training set can't show what both lack. Ask for constructions one by one. Count the pieces that training never showed. Where two things are new, cross them.
+# - A test set like the training set can't show what both lack. Ask for constructions one by one. Count the pieces that training never showed. Where two signs could decide, give each to each noun.
 # - Fifty sentences halved the failures of one construction. Mix them with old ones, and measure what is forgotten.
 #
 # ## Exercises
@@ -575,7 +575,7 @@ sizes_chart(size_frame(load_record("sizes-multi30k"), wholes))
 #
 # *code · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# Write `unseen_pieces(text, sources)`, for texts cut into pieces: those of `text` that no training source has (`solution("unseen_pieces")` shows ours). Which of the two constructions does it catch? How often is it a false alarm?
+# Write `unseen_pieces(text, sources)`, for texts cut into pieces: those of `text` that no training source has (`solution("unseen_pieces")` shows ours). Which of the two constructions does it catch? How often is it a false alarm, on these and on `test`?
 
 
 # %%
@@ -617,7 +617,7 @@ check(odd_lengths)
 #
 # <details><summary>What happens</summary>
 #
-# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings (before: 0 to 2%). Both kinds of objects have the ending, so the model goes by it at most sometimes. Perhaps it learned that things don't act.
+# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones were right. The true actor acts in 98 to 100% if the object is a thing, but only in 23 to 37% between beings (before: 0 to 2%). Both kinds of objects have the ending, so the model goes by it at most sometimes. Things never acted before, either; then another noun did, mostly. The fifty taught it to take the being that is there.
 #
 # </details>
 #

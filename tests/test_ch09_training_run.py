@@ -18,7 +18,7 @@ from scripts import ch09_training_run as ch09
 from scripts.book.figures.training import ORDERS, usual_scores
 from scripts.book.records import load_record
 from scripts.ch09_training_run import (
-    TINY,
+    TINY_RUN,
     Run,
     Trainer,
     all_weights,
@@ -63,7 +63,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills):
     luck, data = random.Random(kills), ch09.sample_pairs()
     for step in sorted(luck.sample(range(2, 40), kills)):
         assert killed_run(tmp_path, step, luck.uniform(0.0, 0.03)) == -signal.SIGKILL
-    straight, resumed = Run(TINY, data), Trainer(TINY, data, tmp_path)
+    straight, resumed = Run(TINY_RUN, data), Trainer(TINY_RUN, data, tmp_path)
     straight.fit()
     torch.manual_seed(12345)
     assert resumed.resume() and 0 < resumed.steps_taken < straight.steps_taken

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from tiny import shaken
 
 from scripts import ch22_todays_block as ch22
+from scripts.book.parts import small_runs
 from scripts.core import optimizers
 
 close = torch.testing.assert_close
@@ -135,6 +136,16 @@ def test_slowed_queries_and_keys_begin_alike_and_move_a_quarter(part):
     close(moved[1], moved[0] / 4, rtol=1e-3, atol=1e-6)
 
 
+def test_the_record_shows_harm_where_attention_is_not_sharp():
+    loss, sharp = (small_runs(measure).loc[0.04] for measure in ("loss", "sharpness"))
+    harm = loss.sub(loss["Qwen3"], axis=0)
+    assert (harm["no QK-norm"] > harm[["Qwen3", "LayerNorm", "ReLU"]].max(axis=1)).all()
+    assert (round(harm["no QK-norm"].min(), 2), round(harm["no QK-norm"].max(), 2)) == (0.06, 0.49)
+    slowed = loss["no QK-norm, slowed"] - loss["Qwen3, slowed"]
+    assert slowed.mean() > 2 * slowed.sem()
+    assert sharp["no QK-norm, slowed"].mean() < sharp["Qwen3"].mean()
+
+
 def test_sharpness_is_the_mean_largest_weight_of_all_but_the_first_token():
     model, ids = shaken(fresh_model()), torch.randint(60, (3, 9))
     layer, seen = model.blocks[0].attention, {}
@@ -185,8 +196,3 @@ def test_muons_step_is_the_chapters(monkeypatch, shape):
         monkeypatch.setattr(optimizers, "multiplies_bf16", lambda device, half=half: half)
         fast = optimizers.near_orthogonal(matrix.float().unsqueeze(0))[0].double()
         assert (fast - ch22.orthogonalised(matrix)).norm() < error * fast.norm()
-    ours, theirs = matrix.clone(), torch.nn.Parameter(matrix.float())
-    ch22.muon_step(ours, gradient := torch.randn(shape), torch.zeros(shape), rate=0.1)
-    theirs.grad = gradient.float()
-    optimizers.Muon([theirs], lr=0.1).step()  # in a first step Nesterov's momentum changes nothing
-    close(ours.float(), theirs.detach(), rtol=0, atol=1e-5)
