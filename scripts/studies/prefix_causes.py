@@ -1,8 +1,9 @@
 """Why the prefix mask is worse (chapter 18): `python -m scripts.studies.prefix_causes`.
 
-Each suspect is one change, made under both masks. The unchanged stacks are those of the study
-`stacks`: the same setting, batches and seeds. Where a change adds weights, the stack begins as the
-unchanged one, so that its first loss is the same.
+Each suspect is one change, made under both masks, beside the unchanged stacks of the study `stacks`
+(the same setting, batches and seeds). Where a change adds weights, the stack begins as the
+unchanged one, so that its first loss is the same. A suspect without a change is the length: each
+run has its outputs' length beside that of the references.
 """
 
 import copy
@@ -31,8 +32,9 @@ BASE = replace(stacks.BASE, lr=0.0168, name="prefix-causes")  # the rate that su
 REACH = 16  # tokens further apart share a number
 FIRST = 128  # the place of every target's <s>: no source is as long
 
-Suspect = Literal["own", "relative", "fixed", "asked"]
+Suspect = Literal["none", "own", "relative", "fixed", "asked"]
 SUSPECTS: dict[Suspect, str] = {
+    "none": "unchanged",
     "own": "own weights for the source",
     "relative": "relative places",
     "fixed": f"targets from place {FIRST}",

@@ -123,12 +123,13 @@ ROWS = {
 
 
 def greedy_bleu(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
-    """BLEU on the validation split, greedy, by the row's own search if it has one."""
+    """BLEU and length of greedy translations of the validation split, by the row's search."""
     sources, references = zip(*data.corpus["val"], strict=True)
     rows = [source_ids(source, trained.tokenizer) for source in sources]
     search = getattr(row, "search", cached_greedy)
     texts = [trained.tokenizer.decode(ids) for ids in search_rows(trained.model, rows, search)]
-    return {"bleu": round(corpus_bleu(texts, references).score, 2)}
+    scored = corpus_bleu(texts, references)
+    return {"bleu": round(scored.score, 2), "length": round(scored.sys_len / scored.ref_len, 3)}
 
 
 def plan_runs(plan: Plan) -> None:
