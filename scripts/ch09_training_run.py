@@ -594,7 +594,7 @@ fall_chart(fall, "As outputs grow BLEU falls by 5, and is soon back")
 controls_chart(fall, ["as it came"], "With each draw of dropout BLEU falls")
 
 # %% [markdown]
-# From this state BLEU falls with each draw: it isn't chance. (The next controls begin at the same state.)
+# From this state BLEU falls with each draw: it isn't chance.
 #
 # ### Suspect 2: the long steps
 #
@@ -618,7 +618,7 @@ controls_chart(
 )
 
 # %% [markdown]
-# Late long steps aren't enough. With swapped neighbours BLEU falls by 2.2, and is back at step 255. After both shuffles it stays in its usual range, though outputs grow in five of six draws. (Both shuffles also move step 242.)
+# Late long steps aren't enough. With swapped neighbours BLEU falls by 2.2, and is back at step 255. After both shuffles it stays in its usual range, though outputs grow in five of six draws.
 #
 # ### Verdict
 #
@@ -632,7 +632,7 @@ controls_chart(
 #
 # All this is from one state of one run. Three GPU runs never fall by more than 1.3 after epoch 5. In one of them ([record](../results/gpu-small-1.json)), with our seed, the long steps come at the same place, with other sentences. So such steps alone aren't enough. Nor did we put other long steps there. And epoch 5 fell by 2.1 without such steps.
 #
-# **For your own runs.** One epoch's BLEU is a snapshot: in the draw that we followed, five steps later nobody would have seen a fall. So don't stop a run for one bad epoch. Look at the outputs' length, and wait: from epoch 15 to 18 BLEU moves by less than 0.5.
+# **For your own runs.** One epoch's BLEU is a snapshot: five steps later we saw no fall. So don't stop for it. Look at the outputs' length, and wait.
 #
 # ## Averaging checkpoints
 #

@@ -162,7 +162,7 @@ lap = make_lap(to_longest[:1])
 show(duel(lap, lap), "the same again", at_least=0.8)
 
 # %% [markdown]
-# What a program gains over itself is chance. On so small a model that can be several per cent, so we believe no gain below 1.1.
+# What a program gains over itself is chance. So we believe no gain below 1.1.
 #
 # ## The staircase
 #
@@ -197,9 +197,7 @@ staircase.stairs_table(stairs)
 # %% [markdown]
 # Padding to the longest, 16 bits and sorting gain most. Where the table says *no*, chance alone could do as much.
 #
-# From *fused parts* on, the race ran our library's versions of the tricks (`scripts/fast`; with them on both sides *fused parts* gain 1.15). All other lines of these files count in the last stair; 339 of them are C (`grep -c . scripts/fast/passes.c`).
-#
-# Each section now explains a stair, and times it or its main part on a small model.
+# From *fused parts* on, the race ran our library's versions of the tricks (`scripts/fast`; with them on both sides *fused parts* gain 1.15). All other lines of these files count in the last stair; 339 of them are C.
 #
 # ## Padding
 #
@@ -247,7 +245,7 @@ what, at_least = ("autocast", 1.1) if bf16 else ("skipped: no 16-bit products he
 show(duel(make_lap(by_length), make_lap(by_length, half=bf16)), what, at_least)
 
 # %% [markdown]
-# Do 16 bits learn as well? In two pairs of trainings with our own 16-bit step (*products by hand*, below) the loss was as low, and BLEU on validation 0.1 and 0.9 lower ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). Two pairs can't tell this from chance.
+# Do 16 bits learn as well? In two pairs of trainings with our own 16-bit step the loss was as low, and BLEU on validation 0.1 and 0.9 lower ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). Two pairs can't tell this from chance.
 #
 # ## One call: keep memory
 #
@@ -402,7 +400,7 @@ with_bits = make_lap(by_length, become(fused_model(), nn.Dropout, BitDropout), b
 show(duel(with_fused, with_bits, 10), "dropout from 16 bits")
 
 # %% [markdown]
-# On our AMD processors dropout becomes several times as fast: most of its time went into random numbers. What the step gains here, chance could do; at full size the stair gains 1.13.
+# On our AMD processors dropout becomes several times as fast: most of its time went into random numbers. What the step gains here, chance could do.
 #
 # ## Memory: a loss that never holds all logits
 #
@@ -484,7 +482,7 @@ with torch.autocast("cpu", torch.bfloat16):
 torch.testing.assert_close(*in_16_bits, rtol=1e-4, atol=0.0)
 
 # %% [markdown]
-# The textbook's loss holds five. As a stair, chunks save hardly any time. In the finished program they gain 1.16 and save nearly half the memory ([record](../results/speed-steps.json), 16 bits). There C computes their softmax, on two threads; we haven't told the two apart.
+# The textbook's loss holds five. As a stair, chunks save hardly any time. In the finished program they gain 1.16 and save nearly half the memory ([record](../results/speed-steps.json), 16 bits). There C computes their softmax, on two threads.
 #
 # ## Rows instead of rectangles
 #
@@ -613,13 +611,13 @@ staircase.savings(load_record("speed-steps"))
 #
 # ### Against others
 #
-# We raced the textbook's step and those of three libraries' models against ours: the same size and batches, 16 bits, two threads ([record](../results/speed-peers.json), [compiled](../results/speed-compiled.json)). The table has multiples of our time and memory.
+# We raced the textbook's step and those of three libraries' models against ours: the same size and batches, 16 bits, two threads ([record](../results/speed-peers.json), [compiled](../results/speed-compiled.json)). In multiples of ours:
 
 # %%
 staircase.peers_table(load_record("speed-peers"), load_record("speed-compiled"))
 
 # %% [markdown]
-# Ours is the fastest. The next, x-transformers compiled, takes 1.7 times as long and 1.4 times the memory. Ours alone has the fused Adam, worth 1 to 3% against the control above. Compiling clearly slows two of the four.
+# Ours is the fastest. The next, x-transformers compiled, takes 1.7 times as long and 1.4 times the memory. Ours alone has the fused Adam, worth 1 to 3% against the control above.
 #
 # ## A GPU
 #
@@ -657,7 +655,6 @@ for run in load_record("speedrun-cpu-1")["runs"]:
 # - A trick counts if it computes the same numbers, up to rounding, and its ratios lie beyond the control's.
 # - Begin with what costs few lines: padding, 16 bits, kept memory, fused parts, sorting, dropout from 16 bits. 55 lines bring 15, the next 950 only 1.4.
 # - Ask what a fused operation does with *your* settings: on a CPU dropout rules out PyTorch's fast attention.
-# - A trick's factor isn't its own: if it saves as much of a shorter step, the factor grows.
 # - On a GPU a small model waits for launches: recording a step makes it nine times as fast.
 #
 # **What the paper did that we don't.** It took 25,000 tokens a side for a batch (§5.1), on eight GPUs (§5.2).

@@ -151,7 +151,7 @@ figures.family_chart(tree.ancestors[0], cached)
 #
 # Masked by `ancestors`, attention gives each prefix what its own tokens alone would give.
 #
-# **Experiment.** Is one shared cache faster than one for each prefix? The rival, [`copying_beam_search`](../scripts/fast/copying.py), copies only what moves, but also reads the source's keys and values once for each prefix. If copying and reading cost little, the gain is 1 or less. In both, all sentences stay. **Predict.** Is it larger in narrow or in wide beams?
+# **Experiment.** Is one shared cache faster than one for each prefix? The rival, [`copying_beam_search`](../scripts/fast/copying.py), copies only what moves, but also reads the source's keys and values once for each prefix. If copying and reading cost little, the gain is 1 or less. **Predict.** Is it larger in narrow or in wide beams?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -164,7 +164,7 @@ for K, rounds in ((2, 6), (8, 4), (32, 2)):
 assert gained > 1.1  # the widest
 
 # %% [markdown]
-# At 2 sharing past and source gains nothing; the wider the beam, the more it gains. We didn't part the two. And a shared cache has a price: PyTorch scores K times as many keys, and masks most. Our C skips those.
+# At 2 sharing past and source gains nothing; the wider the beam, the more it gains. (PyTorch scores K times as many keys, and masks most. Our C skips those.)
 #
 # ## Finished sentences leave
 #
@@ -285,7 +285,7 @@ assert block_gains["the 8 largest"][65536] > 1.5 and block_gains["the 64 largest
 figures.gains_chart("blocks", block_gains)
 
 # %% [markdown]
-# Blocks gain from about 4,096 logits on for the 8 largest, from about 16,384 for the 64 largest. Without C our searches use them where each best logit has at least 512 candidates: from 4,096 and 32,768 on.
+# Blocks gain from about 4,096 logits on for the 8 largest, from about 16,384 for the 64 largest. Without C our searches use them from 4,096 and 32,768 on.
 #
 # ## Few bits propose, a bound decides
 #
@@ -490,7 +490,7 @@ assert all(texts == found[0] for texts in found)
 figures.waterfall_chart(rivals.race(ways), rivals.race(beams, rounds=4))
 
 # %% [markdown]
-# No trick gains more than the cache. Then come 8 bits. In greedy search C and few bits gain a tenth each, no probabilities hardly more than the control. With a beam 8 bits and sentences that leave gain most; the control is too wide to tell what our C gains.
+# No trick gains more than the cache. Then come 8 bits. In greedy search C and few bits gain a tenth each, no probabilities hardly more than the control. With a beam the control is too wide to tell what our C gains.
 #
 # ## When may a beam stop?
 #
@@ -559,7 +559,6 @@ figures.alone_table(timed)
 # %% [markdown]
 # ## Summary
 #
-# - Work that doesn't change between steps is done once.
 # - Finished sentences leave: it pays where a batch's texts differ in length.
 # - A beam's prefixes share past and source: the wider the beam, the more it pays.
 # - Blocks find the largest logits sooner: 8 of 4,096 or more.

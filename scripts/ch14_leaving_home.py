@@ -125,7 +125,7 @@ with export.refused(shows="ended.all()"):  # prints what the message says about 
     torch.export.export(WholeSearch(model), (src,), strict=False)
 
 # %% [markdown]
-# The message quotes the line at fault. There Python needs a yes or no, and a tensor without values has none. A graph holds the operations of one run; Python's `for` and `if` aren't in it. (ONNX has a loop of its own; with ours outside, each host chooses its search.)
+# The message quotes the line at fault. There Python needs a yes or no, and a tensor without values has none. A graph holds the operations of one run; Python's `for` and `if` aren't in it. With ours outside, each host chooses its search.
 #
 # Between steps the host keeps what chapter 8's `CopiedCache` kept: the keys and values that cross-attention makes of the source, and those that self-attention made of earlier tokens. The encoder's graph gives `cross`, those of the source. A step takes `past`, those of the earlier tokens, and returns them with its own added, as `present`.
 #

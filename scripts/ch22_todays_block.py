@@ -428,7 +428,7 @@ gap = (pairs - rotated(q) @ rotated(k).mT).abs().max()  # … and another functi
 print(f"the other layout: scores move by up to {gap:.1f}, of {pairs.abs().max():.1f}")
 
 # %% [markdown]
-# Of these three, only the comparison with Qwen3 does. Each layout alone is right. But weights trained with one give wrong scores in the other, without an error. Exercise 2 carries them over (QK-norm's scales would have to be reordered, too).
+# Of these three, only the comparison with Qwen3 does. Each layout alone is right. But weights trained with one give wrong scores in the other, without an error. Exercise 2 carries them over.
 #
 # ## Does QK-norm help at a high rate?
 #
@@ -698,7 +698,7 @@ print(f"cosine: {abs(Vh[-1] @ unseen):.4f}, and every y's part along it: {norm.b
 #
 # > **In short.** A translator's BLEU judges each part.
 #
-# [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save`) has chapter 19's translator (tied tables, three passes over Multi30k). *2017* already has the norm before each sublayer. Rows not named *today* change one part. *Today* changes all but the optimizer; its cross-attention has the norm and the zeroed output alone, and attention keeps biases. Only decoders share keys, because an encoder keeps no cache. One seed chose each row's rate, and three others count. *Better* and *worse* hold for the record's nineteen comparisons together (Holm's test); each interval is for its row alone.
+# [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save`) has chapter 19's translator (tied tables, three passes over Multi30k). *2017* already has the norm before each sublayer. Rows not named *today* change one part. *Today* changes all but the optimizer: of its cross-attention the norm and the zeroed output alone. Attention keeps biases. Only decoders share keys, because an encoder keeps no cache. One seed chose each row's rate, and three others count. *Better* and *worse* hold for the record's nineteen comparisons together (Holm's test); each interval is for its row alone.
 #
 # **Predict.** Which part alone gains most BLEU?
 
@@ -716,7 +716,7 @@ for row in rows:
     print(verdict_line(row, judged[row], RIVALS_OF_PARTS[row]))
 
 # %% [markdown]
-# - **Alone,** rotary positions gain 3.0 BLEU and Muon 1.5. Zeroed outputs cost 2.4 (whether by their first guess, we didn't test).
+# - **Alone,** rotary positions gain 3.0 BLEU and Muon 1.5. Zeroed outputs cost 2.4.
 # - **Together,** the parts of *today* gain 1.6 over *2017*, less than rotary alone. Not zeroed, the block gains 2.5 more, and is 1.1 above rotary (not tested). With zeroing and Muon it gains 5.5 more.
 # - **In BLEU, no difference is detected** for RMSNorm, SwiGLU, QK-norm, grouped and multi-query attention. (SwiGLU's loss is 0.08 nats lower.) Each interval is 1.7 BLEU wide.
 #

@@ -570,7 +570,7 @@ table.round(2)
 #
 # ### Is it the state's size?
 #
-# A larger d enlarges all of the model, and a small state may need more training. Two controls: a 16 × 16 state with embeddings of 64, as in the largest model (at half its sweep's learning rate, which serves it better), and a 32 × 32 state with three times the steps. If one does as well as the next larger state, size isn't the limit.
+# A larger d enlarges all of the model, and a small state may need more training. Two controls: a 16 × 16 state with embeddings of 64, as in the largest model (at half its sweep's rate, which serves it better), and a 32 × 32 state with three times the steps. If one does as well as the next larger state, size isn't the limit.
 
 # %%
 states = {f"{d} × {d}": mean.loc[ONCE, d, 200, "delta rule"] for d in (16, 32, 64)}
@@ -585,7 +585,7 @@ title = "A larger state helps more than a wider model or longer training"
 figures.recall_chart({"the delta rule, each key once": states}, title)
 
 # %% [markdown]
-# At 64 keys the 16 × 16 state gains 7 points from wider embeddings, and 48 by growing to 32 × 32. Growing again brings over twice as much as longer training. Within these training budgets, mostly the state's size limits recall.
+# At 64 keys the 16 × 16 state gains 7 points from wider embeddings, and 48 by growing to 32 × 32. Within these training budgets, mostly the state's size limits recall.
 #
 # ## FlashAttention
 #
@@ -679,9 +679,7 @@ assert [round(own[2048]) for own in mib.values()] == [407, 144, 16]
 figures.kept_for_backward_chart(mib, "A plain softmax keeps up to 9 times what the kernel does")
 
 # %% [markdown]
-# From 1,024 to 2,048 tokens the kernel's memory doubles; plain softmax's grows 3.7 times, to 144 MiB. Of these, 128 are the weights. Our tiles need even more: autograd keeps scores, weights and sums of each, and copies of what `rows` picks.
-#
-# The paper gains time, too: in a GPU's fast memory, making weights again is cheaper than fetching them.
+# From 1,024 to 2,048 tokens the kernel's memory doubles; plain softmax's grows 3.7 times, to 144 MiB. Of these, 128 are the weights. Our tiles need even more: autograd keeps scores, weights and sums of each.
 #
 # ## On short captions
 #
