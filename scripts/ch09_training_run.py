@@ -426,8 +426,7 @@ CHILD = """
 import sys; from pathlib import Path; import torch; torch.set_default_dtype({})
 from scripts.ch09_training_run import TINY_RUN, Trainer, sample_pairs
 trainer = Trainer(TINY_RUN, sample_pairs(), Path(sys.argv[1]))
-trainer.resume()
-trainer.fit()
+trainer.resume(); trainer.fit()
 """
 
 
