@@ -405,7 +405,7 @@ if find_spec("transformers"):  # `make bench` installs it
     torch.testing.assert_close(qwen3_logits(model, ids), logits, atol=1e-5, rtol=0)
 
 # %% [markdown]
-# Where the library is installed, all logits agree to 0.00001; it computes norms and angles in 32 bits. In 64 bits they agree to $10^{-12}$ (`pytest -m audit tests/test_ch22_todays_block.py`).
+# Where the library is installed, all logits agree to 0.00001. In 64 bits they agree to $10^{-12}$ (`pytest -m audit tests/test_ch22_todays_block.py`).
 #
 # ### A case: two layouts
 #
@@ -722,7 +722,6 @@ for row in rows:
 #
 # ## Summary
 #
-# - RMSNorm is LayerNorm without mean and shift. SwiGLU gates one map of the input by another.
 # - Rotary positions let a score see only the difference of positions.
 # - QK-norm bounds the scores, up to learned scales. In our small model it makes too high a rate less harmful.
 # - Zeroed outputs harm our small model from a rate of 0.01 on: its first guess is then the word just read. Without this guess they help.

@@ -128,7 +128,7 @@ print(f"query moved: {(H * d_k * d_c + S * H * d_c) / 1e9:.2f} billion")
 print(f"keys kept: {S * H * d_k / 1e9:.2f} billion")
 
 # %% [markdown]
-# Moving the query takes less than a hundredth of the work. A cache of keys would take still less: latents save memory, and often time, as decoding waits for memory. In training nothing is moved, because keys made once serve all queries. In decoding the values' matrix moves, too, behind the sum: $\sum_t a_t W^{UV}_i c_t = W^{UV}_i \sum_t a_t c_t$ (weights $a_t$).
+# Moving the query takes less than a hundredth of the work. A cache of keys would take still less: latents save memory, and often time, as decoding waits for memory. In decoding the values' matrix moves, too, behind the sum: $\sum_t a_t W^{UV}_i c_t = W^{UV}_i \sum_t a_t c_t$ (weights $a_t$).
 #
 # Rotary positions would prevent the move. Between a query at s and a key at t they put a rotation, $q_i^\top R_{t-s} W^{UK}_i c_t$, so one moved query can't serve all keys. Therefore each token gets a second, small key, shared by all heads, which alone is rotated: $k^R_t = R_t W^{KR} h_t$, with $W^{KR}$ $(d_R, D)$. Each head's query gets a part $q^R_i$, turned by $R_s$:
 #
@@ -476,7 +476,7 @@ def recall_scores(model: Recaller, length: int = 128, text: str = ONCE) -> dict[
 
 
 # %% [markdown]
-# At most d keys of d numbers are orthogonal. With more, a read brings parts of other keys' values; the right one is found while its part is the largest.
+# Of more than d keys not all are orthogonal: a read brings parts of other keys' values, too.
 #
 # **Predict.** With d = 16 and texts of 128 tokens, which memories recall 32 pairs? Where each key comes twice, which answer with the second value?
 
@@ -510,7 +510,7 @@ figures.recall_chart(
 
 # %% [markdown]
 # - **Keys once.** Softmax and latents recall every value. The window answers while it sees the pair among its 64 tokens, and otherwise guesses. A state of 32 × 32 recalls nearly all values of 8 keys, and of 128 about half or fewer. From 32 keys on the delta rule is 4 to 6 points below adding: at 64 and 128 keys with every seed. As β near 0 is adding, training doesn't find it.
-# - **Keys twice.** Neither adding nor softmax without positions can know which value was second: at best about half of their answers are right. (With positions softmax can prefer the later one.) The delta rule finds it with up to 32 keys.
+# - **Keys twice.** Neither adding nor softmax without positions can know which value was second: at best about half of their answers are right. The delta rule finds it with up to 32 keys.
 #
 # ### What replacing costs
 #
@@ -679,7 +679,7 @@ assert [round(own[2048]) for own in mib.values()] == [407, 144, 16]
 figures.kept_for_backward_chart(mib, "A plain softmax keeps up to 9 times what the kernel does")
 
 # %% [markdown]
-# From 1,024 to 2,048 tokens the kernel's memory doubles; plain softmax's grows 3.7 times, to 144 MiB. Of these, 128 are the weights. Our tiles need even more: autograd keeps scores, weights and sums of each.
+# From 1,024 to 2,048 tokens the kernel's memory doubles; plain softmax's grows 3.7 times, to 144 MiB. Our tiles need even more: autograd keeps scores, weights and sums of each.
 #
 # ## On short captions
 #
@@ -697,7 +697,6 @@ for row in (*rows, "window of 4", "linear attention"):
 #
 # ## Summary
 #
-# - A cache grows with the text; groups and latents shrink it.
 # - A state never grows, and its size limits what it recalls. The delta rule can replace a key's value, adding can't. A low rate leaves the old value, a high one disturbs other keys.
 # - Softmax can be computed in tiles. A kernel keeps no T × T matrix.
 # - Which to take? A kernel always, groups or latents in a decoder, local layers for long texts, a state where memory mustn't grow.

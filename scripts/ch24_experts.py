@@ -389,7 +389,7 @@ for mixture, read in ((layer, of_verbs), (untrained, of_verbs - mean)):
     print(f"{most} of {len(of_verbs)} verbs have the same expert first")
 
 # %% [markdown]
-# These are each expert's 40 commonest pieces, of one seed. Expert 3 takes nearly all verbs, with many nouns. Mostly, 7 takes things and places, 1 persons and colours, 5 definite articles and prepositions. Expert 0 has each *Ein* and *Eine* that begins a caption, expert 2 those inside, and each caption's end. Nobody named parts of speech. Nor do the encoder's states sort the words alone: an untrained router (the last line) spreads the verbs.
+# These are each expert's 40 commonest pieces, of one seed. Expert 3 takes nearly all verbs, with many nouns. Expert 0 has each *Ein* and *Eine* that begins a caption, expert 2 those inside, and each caption's end. Nobody named parts of speech. Nor do the encoder's states sort the words alone: an untrained router (the last line) spreads the verbs.
 #
 # ### Padding isn't routed
 #
