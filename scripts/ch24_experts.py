@@ -383,6 +383,7 @@ for expert in range(8):
 VERBS = "sitzt steht läuft spielt liest trägt hält springt schläft verkauft"
 verbs = [trained.tokenizer.processor.piece_to_id(f"▁{verb}") for verb in VERBS.split()]
 of_verbs = states[torch.isin(ids, torch.tensor(verbs))]
+torch.manual_seed(0)
 untrained = MixtureOfExperts(inputs.size(1), 16, 0.0, shared=0)
 for mixture, read in ((layer, of_verbs), (untrained, of_verbs - mean)):
     most = mixture.route(read)[1][:, 0].bincount().max()
