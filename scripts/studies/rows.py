@@ -208,7 +208,7 @@ def one_run(
     data = data or data_of(config.corpus, config.vocab, task.get("share", 1))
 
     def scored(model: EncoderDecoder) -> Run:
-        counts = task["seed"] != SWEEP and "share" not in task
+        counts = task["seed"] > SWEEP and "share" not in task
         return score(row, Trained(model, data.tokenizer, config), data) if counts else {}
 
     return outcome(partial(train_row, row, config, data), scored)

@@ -6,6 +6,7 @@ call needs, on any machine.
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from scripts.ch12_going_fast import keep_memory
 from scripts.core.settings import known_settings
 
 SWEEP, SEEDS = 0, (1, 2, 3)  # the seed that chooses a rate isn't one of those that count
+SWEEPS = (SWEEP, -1)  # those of a finer sweep
 
 Run = dict[str, Any]  # what identifies it (its row, its rate, its seed), and then what it gave
 Work = Callable[[Mapping[str, Any], Run], Run]  # of a setting and a task: a run that is wanted
@@ -80,7 +83,8 @@ class Plan(list[Run]):
         It tries `start`, half and twice that, and goes on beyond the best, until that has worse
         ones on both sides. Raises ValueError if all runs diverged.
         """
-        done = {run["lr"]: run for run in these(self.runs, **place, seed=SWEEP)}
+        swept = these(self.runs, **place, seed=SWEEP)
+        done = {run["lr"]: run for run in swept if math.log2(run["lr"] / start).is_integer()}
         rates, best = {start / 2, start, 2 * start}, None
         if rates <= done.keys():
             whole = [run for run in done.values() if run["loss"] is not None]
@@ -88,6 +92,29 @@ class Plan(list[Run]):
             rates |= {best / 2, 2 * best}
         self += [place | {"seed": SWEEP, "lr": rate} for rate in sorted(rates)]
         return place | {"lr": best} if rates <= done.keys() else None
+
+    def finer(self, place: Run | None, step: int = 0) -> Run | None:
+        """`place` with its best rate in steps of √2 from its own; None while more runs are wanted.
+
+        The mean loss of two seeds decides. It goes on to a better neighbour, while there is one.
+        """
+        if place is None:
+            return None
+        steps = (step, step - 1, step + 1)
+        tried = {k: place | {"lr": float(f"{place['lr'] * 2 ** (k / 2):.3g}")} for k in steps}
+        self += [rated | {"seed": seed} for rated in tried.values() for seed in SWEEPS]
+        losses = {k: self.swept_loss(rated) for k, rated in tried.items()}
+        if None in losses.values():
+            return None
+        best = min(losses, key=losses.__getitem__)  # the first, of equal ones
+        return tried[step] if best == step else self.finer(place, best)
+
+    def swept_loss(self, rated: Run) -> float | None:
+        """The mean loss of a finer sweep's two seeds, infinite if one diverged; None until both ran."""
+        runs = [run for seed in SWEEPS for run in these(self.runs, **rated, seed=seed)]
+        if len(runs) < len(SWEEPS):
+            return None
+        return fmean(math.inf if run["loss"] is None else run["loss"] for run in runs)
 
     def best(self, places: Sequence[Run], start: float) -> Run | None:
         """The place whose swept loss is lowest, with its rate; None until all sweeps are over."""
@@ -154,6 +181,11 @@ class Study:
                     record["runs"].append(run)
                     save_record(self.name, record, folder)
                     print(run, flush=True)
+        if not missing:  # a finer rate has replaced some
+            plan = Plan(record["runs"])
+            self.plan(plan)
+            record["runs"] = [run for run in plan.runs if any(t.items() <= run.items() for t in plan)]
+            save_record(self.name, record, folder)
         print(f"{len(record['runs'])} runs are on record, {len(missing)} more are wanted so far")
         return record
 

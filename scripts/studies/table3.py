@@ -1,7 +1,8 @@
 """Table 3, with its own rate for each row that may need one: `python -m scripts.studies.table3`.
 
-First the base's dropout and rate are swept, with a seed of their own. Then the rows that change
-depth, width or norm, or that may need other steps, are swept. Three fresh seeds count.
+First the base's dropout and rate are swept, with seeds of their own. Then the rows that change
+depth, width or norm, or that may need other steps, are swept: in steps of 2, and about the best
+in steps of √2. Three fresh seeds count.
 """
 
 from collections.abc import Mapping
@@ -21,14 +22,18 @@ SWEPT += ("no residual", "no √d_k", "no warm-up", "post-norm", "post-norm, no 
 def plan_runs(plan: Plan) -> None:
     """The base's sweeps, for each dropout; then those of its rows, and the seeds."""
     bases = [{"row": THE_BASE, "dropout": dropout} for dropout in DROPOUTS]
-    best = plan.best(bases, STUDY.lr)
-    if best is None:
+    coarse = plan.best(bases, STUDY.lr)
+    base = plan.finer(coarse)
+    if coarse is None:
         return
-    for base in bases:
-        plan.seeds(plan.sweep(base, STUDY.lr))
-    for row in [row for row in STUDY_ROWS if row != THE_BASE]:
-        place = {"row": row, "dropout": best["dropout"]}
-        plan.seeds(plan.sweep(place, best["lr"]) if row in SWEPT else best | place)
+    for row in SWEPT:
+        place = {"row": row, "dropout": coarse["dropout"]}
+        plan.seeds(plan.finer(plan.sweep(place, coarse["lr"])))
+    for dropped in bases:
+        plan.seeds(plan.finer(plan.sweep(dropped, STUDY.lr)))
+    if base is not None:
+        for row in [row for row in STUDY_ROWS if row not in (THE_BASE, *SWEPT)]:
+            plan.seeds(base | {"row": row})
 
 
 def work(setting: Mapping[str, Any], task: Run) -> Run:
