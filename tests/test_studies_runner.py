@@ -10,7 +10,7 @@ from scripts.book import records
 from scripts.book.records import load_record, recorded
 from scripts.ch19_ablations import STUDY
 from scripts.studies import block, classify, grid, recipes, runner, stacks, table3
-from scripts.studies.runner import SWEEP, Plan, Study, kept_at, study_command, these
+from scripts.studies.runner import SWEEP, SWEEPS, Plan, Study, kept_at, study_command, these
 
 STUDIES = (block, classify, grid, recipes, stacks, table3)
 
@@ -41,6 +41,19 @@ def test_a_sweep_stops_where_runs_diverge():
     assert swept(valley(4.0, diverged=2.0)) == (1.0, [0.5, 1.0, 2.0])
     with pytest.raises(ValueError):
         swept(valley(4.0, diverged=0.0))
+
+
+@pytest.mark.parametrize("step, diverged", [(-3, 9.0), (0, 1.5), (2, 9.0)])
+def test_a_finer_sweep_goes_to_the_best_rate_in_steps_of_root_two(step, diverged):
+    """By the mean of two seeds: the first alone would choose its neighbour."""
+    place, best, runs = {"row": "a", "lr": 0.0084}, 2 ** (step / 2), []
+    while (found := (plan := Plan(runs)).finer(place)) is None:
+        for run in [run for run in plan if not these(runs, **run)]:
+            shifted = run["lr"] / 0.0084 / best * 2 ** (0.3 + 0.6 * run["seed"])
+            loss = math.log2(shifted) ** 2
+            runs.append(run | {"loss": None if run["lr"] > 0.0084 * diverged else loss})
+    assert found == {"row": "a", "lr": pytest.approx(0.0084 * best, rel=2e-3)}
+    assert len(runs) == 2 * (3 + abs(step)) and not Plan(runs).sweep({"row": "a"}, 0.0084)
 
 
 def square(setting, task):
@@ -135,15 +148,16 @@ def test_a_plan_wants_the_runs_that_its_record_counts(study):
     assert all(run["seed"] == SWEEP for run in first if "lr" in run) and len(first) < len(plan)
     assert all(these(runs, **task) for task in plan)
     for run in runs:
-        assert run.get("seed") == SWEEP or [task for task in plan if task.items() <= run.items()]
+        assert run.get("seed", 1) <= SWEEP or [task for task in plan if task.items() <= run.items()]
     places = [
         {k: v for k, v in run.items() if k not in ("lr", "seed")} for run in first if "lr" in run
     ]
     for place in places:  # what is known at once is swept until worse rates surround the best
         losses = {run["lr"]: run["loss"] or math.inf for run in these(runs, **place, seed=SWEEP)}
-        best = min(losses, key=losses.get)
+        best = min((lr for lr in losses if {lr / 2, 2 * lr} <= {*losses}), key=losses.get)
         assert losses[best / 2] >= losses[best] <= losses[2 * best]
-        assert {run["lr"] for run in these(runs, **place) if run["seed"] != SWEEP} <= {best}
+        if not these(runs, **place, seed=SWEEPS[-1]):  # no finer sweep
+            assert {run["lr"] for run in these(runs, **place) if run["seed"] > SWEEP} <= {best}
 
 
 def test_the_grids_rates_lie_between_those_of_its_corners():
