@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 60 with the code; a minute to run on a CPU |
 # | Before, after | [Chapter 8 · Decoding](ch08_decoding.ipynb) · [Chapter 10 · Judging](ch10_judging.ipynb) |
 #
-# *If you read only three cells:* the class `Trainer`, the kill in *Killed in the middle*, the table of *What if it forgets?*
+# *If you read only three cells:* the class `Resumable`, the kill in *Killed in the middle*, the table of *What if it forgets?*
 
 # %% tags=["bootstrap"]
 import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
@@ -75,7 +75,7 @@ from scripts.core.settings import PRESETS, TrainConfig, build_model, learning_ra
 #
 # > **In short.** The model goes 18 times through 29,000 captions, and noise becomes a translator.
 #
-# We trained chapter 0's translator, *the shipped model*, again, and kept each epoch's weights. The settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU scores translations from 0 to 100, by how many of their sequences of one to four words the references also have, and by their length ([chapter 10](ch10_judging.ipynb)). **Predict.** The run's steps took 28 minutes. After how many minutes did it have half of its final BLEU?
+# We trained chapter 0's translator, *the shipped model*, again, and kept each epoch's weights. The settings are the preset `small`: 3 + 3 layers, width 256, 7.6 million weights. BLEU scores translations from 0 to 100, by how many of their sequences of one to four words the references also have, and by their length ([chapter 10](ch10_judging.ipynb)). **Predict.** On one thread of a CPU its steps took 28 minutes. After how many did it have half of its final BLEU?
 
 # %%
 record, epochs_record = load_record("multi30k-de-en"), load_record("epochs-multi30k")
@@ -261,7 +261,7 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## The trainer
 #
-# > **In short.** A state holds all that changes from step to step. So a resumed run ends with the same bits as one that never stopped, on the same machine with the same code.
+# > **In short.** A state holds all that changes from step to step. So a resumed run ends with the same bits as one that never stopped, on the same machine, with the same code and threads.
 #
 # Many scripts save only `model.state_dict()`. The next step depends on more.
 
@@ -339,7 +339,7 @@ assert all_weights(second).equal(all_weights(straight)), "a part of the state is
 assert second.history == straight.history
 
 # %% [markdown]
-# **Your turn.** `Trainer` adds a folder. A state is saved at each epoch's end, and within an epoch after every `save_every` steps (0: only at its end). Its name counts the steps so far: state-000120. The newest two stay, as one may be damaged; `resume` renames such a one. Whenever BLEU is the best so far, `save_model` also writes the model (in float16).
+# **Your turn.** `Trainer` adds a folder. A state is saved at each epoch's end, and within an epoch after every `save_every` steps (0: only at its end). Its name counts the steps so far: state-000120. The newest two stay, as one may be damaged: `resume` renames it to state-000120.damaged. Whenever BLEU is the best so far, `save_model` also writes the model (in float16).
 
 
 # %% tags=["yours"]
@@ -496,7 +496,7 @@ with tempfile.TemporaryDirectory() as place:
 # %%
 def last_epoch_again(run: Trainer, adam: bool = True, **changed: int) -> dict[str, float]:
     """Train the last epoch again, with Adam's averages or without, and with `changed` numbers."""
-    tensors, numbers = read_state(run.saved()[-2])  # before the last epoch
+    tensors, numbers = read_state(run.saved()[-2])  # `save_every` is longer than an epoch
     run.load(tensors, numbers | changed)
     if not adam:
         run.optimizer.state.clear()  # the next step makes new averages, of 0
@@ -521,7 +521,7 @@ assert table.val_bleu["steps"] < table.val_bleu["nothing"] - 5
 table
 
 # %% [markdown]
-# The count of steps costs most here: the last epoch ends while the rate is near its peak, not 0. Over eight seeds (`replace(TOY, seed=n)`) that costs 8 to 24 BLEU. Adam's averages or other batches change BLEU by −1.9 to +3.0: on 60 captions that may be chance. (Lost after epoch 1, it would leave the last rate at 8% of the peak.)
+# The count of steps costs most here: the last epoch ends while the rate is near its peak, not 0. Over eight seeds (`replace(TOY, seed=n)`) that costs 8 to 24 BLEU. Without Adam's averages, or with other batches, BLEU changes by −1.9 to +3.0: on 60 captions that may be chance. (Lost after epoch 1, the count would leave the last rate at 8% of the peak.)
 #
 # ## When a number isn't one
 #
@@ -594,7 +594,7 @@ figures.fall_chart(fall, "As outputs grow BLEU falls by 5, and is soon back")
 # %% [markdown]
 # From step 240 to 255 BLEU falls by 5.2. Five steps later it is back. Length explains nearly all. At step 240 BLEU without its brevity penalty is 41.9. If outputs only grew, by wrong words, it would then sink with the inverse of their length, to $41.9 \cdot 0.963 / 1.158 = 34.9$ at step 255. It is 35.1.
 #
-# The fall begins at steps 241 to 246. All but 242 are *long steps*: of the last 20 steps they have the longest sentences, with 21 to 43 English tokens on average. One step in five has 21 or more. But only in this epoch do six steps in a row near the end average more than 25. There are three suspects.
+# The fall begins at steps 241 to 246, and goes on for nine more. All but 242 are *long steps*: of the last 20 steps they have the longest sentences, with 21 to 43 English tokens on average. One step in five has 21 or more. But only in this epoch do six steps in a row near the end average more than 25.
 #
 # ### Suspect 1: chance
 #
@@ -630,7 +630,7 @@ figures.controls_chart(fall, names, "In three other orders BLEU ends over 5 high
 #
 # ### Verdict
 #
-# Chance alone doesn't explain the fall. It matters here that the long steps come late, and what comes before them.
+# Chance alone doesn't explain the fall. Here it matters that the long steps come late, and what comes before them.
 #
 # **What we don't know**
 #
@@ -669,13 +669,13 @@ with tempfile.TemporaryDirectory() as folder:
     assert average_checkpoints(paths)["weight"].equal(5000 * torch.arange(6).float())
 
 # %% [markdown]
-# **Experiment.** Does the fall of epoch 11 survive in a mean over its last steps? If the weights only jitter from step to step, a mean of 5 stays high. If they drift the same way for ten steps, only a mean over more than ten stays high. We train the epoch once more, keep the weights of its last 40 steps, and translate with means of them. Epochs 10, 12 and 18 are controls. (The scores are averages over three draws of dropout.) **Predict.**
+# **Experiment.** Does the fall of epoch 11 survive in a mean over its last steps? If the weights only jitter from step to step, a mean of 5 stays high. If they drift the same way for ten steps, only a mean over more than ten stays high. We train the epoch again, and translate with means of its last weights. Epochs 10, 12 and 18 are controls. (The scores are averages over three draws of dropout.) **Predict.**
 
 # %%
 figures.means_table(epochs_record["means"]).round(1)
 
 # %% [markdown]
-# It is no jitter: means of 5 and 10 fall, too. A mean of 20, with some weights from before the fall, hides it. But such a mean is also older: the weights after step 245, the middle of these twenty, alone have 39.2 (three draws). In epoch 10, while the rate is high, a mean of 10 gains 1.0. In epoch 18 no mean changes anything, as the rate ends at 0.
+# It is no jitter: means of 5 and 10 fall, too. A mean of 20, with some weights from before the fall, hides it. But such a mean is also older: the weights after step 245, the middle of these twenty, alone have 39.2. In epoch 10, while the rate is high, a mean of 10 gains 1.0. In epoch 18 no mean changes anything, as the rate ends at 0.
 #
 # Nearer to the paper's is a mean over epochs. In the shipped run the mean of the last five has 41.2, the best epoch 41.3.
 #

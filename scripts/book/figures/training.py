@@ -227,10 +227,8 @@ def controls_chart(fall: Mapping[str, Any], orders: Sequence[str], title: str) -
         panel = alt.vconcat(strip, panel, spacing=6)
         panels.append(panel.properties(title=alt.TitleParams(name, fontSize=12)))
     caption = "A curve is one draw of dropout. The strip is the order of the whole epoch, not to "
-    caption += (
-        "scale: the five long steps, and the nine before and after. Grey: as above. The axis "
-    )
-    caption += "doesn't begin at 0."
+    caption += "scale: the five long steps (242, among them, isn't drawn), and the nine before and "
+    caption += "after. Grey: the usual range, as above. The axis doesn't begin at 0."
     return titled(alt.hconcat(*panels), title, caption, wrap=66 if len(orders) < 3 else 92)
 
 
