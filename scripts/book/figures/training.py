@@ -40,13 +40,25 @@ def learning_curves(
 
 
 def epochs_table(record: Mapping[str, Any], shipped: Mapping[str, Any]) -> pd.DataFrame:
-    """By epoch: minutes so far, losses, lengths, loops, BLEU, and the shipped run's BLEU."""
-    names = {"train_loss": "training loss", "val_loss": "validation loss", "end_loss": "end loss"}
-    names |= {"length_ratio": "length ratio", "loops": "loops", "val_bleu": "BLEU"}
+    """By epoch: minutes so far, losses, BLEU, and the shipped run's BLEU."""
+    names = {"train_loss": "training loss", "val_loss": "validation loss", "val_bleu": "BLEU"}
     table = pd.DataFrame(record["epochs"]).set_index("epoch").rename(columns=names)
     table["minutes"] = (table["seconds"].cumsum() / 60).round().astype(int)
     table["shipped run's BLEU"] = [row["val_bleu"] for row in shipped["history"]]
     return table[["minutes", *names.values(), "shipped run's BLEU"]]
+
+
+def symptoms_table(record: Mapping[str, Any]) -> pd.DataFrame:
+    """Before and after the epoch of the fall, by both searches: lengths, loops and BLEU."""
+    fall = record["fall"]
+    epochs = [fall["epoch"] - 1, fall["epoch"]]
+    found = {("greedy", epoch): record["epochs"][epoch - 1] for epoch in epochs}
+    found |= {("beam of 5", epoch): fall["by a beam of 5"][str(epoch)] for epoch in epochs}
+    names = {"length_ratio": "length ratio", "loops": "loops"}
+    names |= {"bleu": "BLEU", "bleu_cut": "BLEU, loops cut"}
+    table = pd.DataFrame.from_dict(found, orient="index")[[*names]].rename(columns=names)
+    table.index = pd.MultiIndex.from_tuples(found, names=["search", "epoch"])
+    return table.round({"length ratio": 2, "BLEU": 1, "BLEU, loops cut": 1})
 
 
 def means_table(means: Mapping[str, Any]) -> pd.DataFrame:
@@ -215,10 +227,8 @@ def controls_chart(fall: Mapping[str, Any], orders: Sequence[str], title: str) -
         panel = alt.vconcat(strip, panel, spacing=6)
         panels.append(panel.properties(title=alt.TitleParams(name, fontSize=12)))
     caption = "A curve is one draw of dropout. The strip is the order of the whole epoch, not to "
-    caption += (
-        "scale: the five long steps, and the nine before and after. Grey: as above. The axis "
-    )
-    caption += "doesn't begin at 0."
+    caption += "scale: the five long steps (242, among them, isn't drawn), and the nine before and "
+    caption += "after. Grey: the usual range, as above. The axis doesn't begin at 0."
     return titled(alt.hconcat(*panels), title, caption, wrap=66 if len(orders) < 3 else 92)
 
 
