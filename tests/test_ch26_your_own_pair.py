@@ -207,7 +207,7 @@ def test_in_the_past_a_verb_must_have_been_shown_in_the_past():
         for helper, shares in kept.items():
             row = run["negations"]["1"][f"{helper}; the other tense"]
             shares.append(row["kept"] / row["of"])
-    assert min(kept["did"]) > 0.72 and max(kept["does"]) < 0.26
+    assert min(kept["did"]) > 0.71 and max(kept["does"]) < 0.26
     drawn = [
         run["negations"]["1"][f"{h}; another verb"] for run in runs for h in ("did", "do", "does")
     ]
