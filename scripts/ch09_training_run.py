@@ -521,7 +521,7 @@ assert table.val_bleu["steps"] < table.val_bleu["nothing"] - 5
 table
 
 # %% [markdown]
-# The count of steps costs most here: the last epoch ends while the rate is near its peak, not 0. Over eight seeds (`replace(TOY, seed=n)`) that costs 8 to 24 BLEU. Without Adam's averages, or with other batches, BLEU changes by −1.9 to +3.0: on 60 captions that may be chance. (Lost after epoch 1, the count would leave the last rate at 8% of the peak.)
+# The count of steps costs most here: the last epoch ends while the rate is near its peak, not 0. Over eight seeds (`replace(TOY, seed=n)`; not on record) that costs 8 to 24 BLEU. Without Adam's averages, or with other batches, BLEU changes by −1.9 to +3.0: on 60 captions that may be chance. (Lost after epoch 1, the count would leave the last rate at 8% of the peak.)
 #
 # ## When a number isn't one
 #
@@ -567,7 +567,7 @@ print(f"{split}, {len(sources):,} captions: BLEU {score:.1f}")
 # %% [markdown]
 # ## Case · Epoch 11
 #
-# > **In short.** In epoch 11 BLEU falls by 3.7 while both losses fall: some outputs don't end. Five late steps of long sentences bring it on; how far depends on the steps before them.
+# > **In short.** In epoch 11 BLEU falls by 3.7 while both losses fall: some outputs don't end. Five late steps of long sentences have a part in it, and so have the steps around them.
 #
 # **Symptom.** `length ratio` divides the length of all outputs by that of all references. `loops` counts the outputs, of 1,014, that say the same four times in a row. In the last column these end where they begin to repeat themselves.
 
@@ -576,7 +576,7 @@ fall = epochs_record["fall"]
 figures.symptoms_table(epochs_record)
 
 # %% [markdown]
-# The loops are few and cost much. With loops cut, epoch 11 has 2.0 BLEU more, and by a beam no fall is left. Others run on without a loop, as this one of the five that grew most:
+# The loops are few and cost much. With loops cut, epoch 11 has 2.0 BLEU more, and the beam's fall, 39.9 to 38.8, is gone. Others run on without a loop, as this one of the five that grew most:
 
 # %%
 example = fall["examples"][3]
@@ -592,9 +592,9 @@ for text in ("source", "before", "after"):
 figures.fall_chart(fall, "As outputs grow BLEU falls by 5, and is soon back")
 
 # %% [markdown]
-# From step 240 to 255 BLEU falls by 5.2. Five steps later it is back. Length explains nearly all. At step 240 BLEU without its brevity penalty is 41.9. If outputs only grew, by wrong words, it would then sink with the inverse of their length, to $41.9 \cdot 0.963 / 1.158 = 34.9$ at step 255. It is 35.1.
+# From step 240 to 255 BLEU falls by 5.2. Five steps later it is back. At step 240 BLEU without its brevity penalty is 41.9. If outputs only grew, by wrong words, each n-gram precision would sink as the n-grams grow in number, and BLEU to 34.0 ([test](../tests/test_ch09_training_run.py)). At step 255 it is 35.1: some added words are right.
 #
-# The fall begins at steps 241 to 246, and goes on for nine more. All but 242 are *long steps*: of the last 20 steps they have the longest sentences, with 21 to 43 English tokens on average. One step in five has 21 or more. But only in this epoch do six steps in a row near the end average more than 25.
+# Between steps 240 and 246 outputs begin to grow, and the fall goes on for nine more. Of steps 241 to 246 all but 242 are *long steps*: of the last 20 steps they have the longest sentences, with 21 to 43 English tokens on average. In no other epoch's second half do six steps in a row average more than 25.
 #
 # ### Suspect 1: chance
 #
@@ -635,8 +635,8 @@ figures.controls_chart(fall, names, "In three other orders BLEU ends over 5 high
 # **What we don't know**
 #
 # - Does any new order prevent the fall? Of four with the long steps late, only *five others first* falls in full.
-# - Does it hold from other states? All orders start from one, with three draws each.
-# - Do other long sentences do the same? A GPU run ([record](../results/gpu-small-1.json)) has long steps at the same place, with other sentences, as its batches have fixed shapes. It doesn't fall.
+# - From other states? All orders start from one. From that after epoch 11 five late long steps did nothing (40.6 for 40.7; one draw of the earlier repetition).
+# - Do other long sentences do the same? A GPU run ([record](../results/gpu-small-1.json)) has long steps at the same place, with other sentences. It doesn't fall.
 # - Why did epoch 5 fall by 2.1 without such steps? (With loops cut it doesn't fall.)
 #
 # **For your own runs.** One epoch's BLEU is a snapshot: five steps later this fall was over. Don't stop for it. Look at the outputs' length, and wait.
@@ -675,7 +675,7 @@ with tempfile.TemporaryDirectory() as folder:
 figures.means_table(epochs_record["means"]).round(1)
 
 # %% [markdown]
-# It is no jitter: means of 5 and 10 fall, too. A mean of 20, with some weights from before the fall, hides it. But such a mean is also older: the weights after step 245, the middle of these twenty, alone have 39.2. In epoch 10, while the rate is high, a mean of 10 gains 1.0. In epoch 18 no mean changes anything, as the rate ends at 0.
+# Means of 5 and 10 fall, too. A mean of 20, with some weights from before the fall, hides it. But such a mean is also older: the weights after step 245, the middle of these twenty, alone have 39.2. In epoch 10 a mean of 10 gains 1.0, in epoch 12 next to nothing. In epoch 18 no mean changes anything, as the rate ends at 0.
 #
 # Nearer to the paper's is a mean over epochs. In the shipped run the mean of the last five has 41.2, the best epoch 41.3.
 #
