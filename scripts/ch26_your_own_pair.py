@@ -65,13 +65,15 @@ Pairs = list[tuple[str, str]]  # sources and their targets
 # %% [markdown]
 # ## Three commands
 #
+# `python -m scripts.corpora.invented` writes `ruvel.tsv`: on each line a source, a tab and a target. Then:
+#
 # ```bash
 # python -m scripts.corpora.inspect --pairs ruvel.tsv                 # what is in the file
 # python -m scripts.train --pairs ruvel.tsv --languages qru-en        # runs/ruvel: the model, its score
 # make living MODEL=runs/ruvel                                        # a page that translates (needs npm)
 # ```
 #
-# `ruvel.tsv` has a source, a tab and a target on each line; `python -m scripts.corpora.invented` writes it. `qru` is a code for private use. The training takes a few minutes on a CPU and reaches 98.8 BLEU ([record](../results/ruvel-commands.json)).
+# `qru` is a code for private use. The training takes a few minutes on a CPU and reaches 98.8 BLEU ([record](../results/ruvel-commands.json)).
 #
 # ## A language that nobody speaks
 #
@@ -202,7 +204,7 @@ recipes = {n: asdict(TrainConfig(**recipe_for(n))) for n in (1000, count, 3000, 
 pd.DataFrame(recipes).T[["layers", "d_model", "vocab", "dropout", "epochs"]]
 
 # %% [markdown]
-# (*As good* as *longer* in *What more pairs give*, with 1,000 pairs.) Ruvel is simple: a model of half this width learns it, by the loop of [chapter 9](ch09_training_run.ipynb).
+# (*Longer*, in *What more pairs give*, is as good with 1,000 pairs.) Ruvel is simple: a model of half this width learns it, by the loop of [chapter 9](ch09_training_run.ipynb).
 
 # %%
 LEARNER = TrainConfig(
@@ -317,7 +319,7 @@ case.round(1)  # BLEU
 # %% [markdown]
 # **Culprit.** Twins. The random split promises over 90 BLEU, and users get 59 to 66 ([eight seeds](../results/ruvel.json)). The honest split promises 48 to 58: no false hope, but a rough guess, for its test set has 33 sentences, three times each. Another draw promises 58 to 63 ([three seeds](../results/ruvel-controls.json)).
 #
-# It isn't another kind of sentences: without twins, held-out sentences are at most 2 BLEU easier than fresh ones. Nor is it overfitting: then fewer passes would help on fresh sentences. But with 8 passes their score falls to at most 30 BLEU, and with 40 it rises to at least 70.
+# It isn't another kind of sentences: without twins, held-out sentences are at most 2 BLEU easier than fresh ones. Nor is it overfitting: then fewer passes would help on fresh sentences. But with 8 passes their score falls to about 30 BLEU, and with 40 it rises to at least 70 (three seeds).
 #
 # ## Where it fails
 #
@@ -404,7 +406,7 @@ actor_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["r
 # %% [markdown]
 # Of two beings, the one that alone has the capital letter acts, in either order: with each of eight seeds in at least 82% of the outputs ([record](../results/ruvel-actors.json), other sentences). If both or neither have it, mostly the first one acts.
 #
-# Is it the letter, or the piece that it makes? For 12 of the 14 beings training has this piece, always as the actor. For *things* it hasn't: none begins a training sentence. A thing that comes first acts in 52% of the outputs if no noun has a capital letter (mean of eight seeds). If the thing has it, it never acts. So a letter alone makes no actor. Perhaps training must know the piece as one: *Minete* and *Alenite*, the other two beings, would test it.
+# Is it the letter, or the piece that it makes? In training 12 of the 14 beings keep this piece, always as the actor. *Things* have none: no thing begins a training sentence. A thing that comes first acts in 52% of the outputs if no noun has a capital letter (mean of eight seeds). If it alone has one, it never acts. In 92% neither noun of the sentence acts then (22% without any letter). So an unknown piece makes no actor. *Minete* and *Alenite*, the other two beings, weren't counted apart.
 #
 # Why doesn't the model go by the ending, the true rule? In training the two signs suffice. Even models that saw the ending on each object let a being with both signs act, in at least 86% of the outputs ([record](../results/ruvel-endings.json)).
 #
@@ -507,9 +509,9 @@ by_tense(load_record("ruvel-actors")["runs"])  # exactly right (%), means of eig
 
 # %% [markdown]
 # - **In the past they aren't:** 45% against 1%.
-# - **In the present they are closer:** 80% against 66%.
+# - **In the present they are closer** with these fifty: 80% against 66%.
 #
-# Training offers a reason. For the present it has *brings* and *bring*, the form after *not*; for the past only *brought*. So *not brought* should be common and *not brings* rare. They are: where the fifty show only the other tense, each seed keeps *brought* in at least 71% of the outputs, and *brings* in at most 26%. The next fifty should show each verb in the past: we haven't tried it.
+# Training offers a reason for the verb's form; why so many helpers are wrong we don't know. For the present it has *brings* and *bring*, the form after *not*; for the past only *brought*. So *not brought* should be common and *not brings* rare. They are: where the fifty show only the other tense, each seed keeps *brought* in at least 71% of the outputs, and *brings* in at most 26%. The next fifty should show each verb in the past: we haven't tried it.
 #
 # <details><summary>Details: other fifties, rates</summary>
 #
@@ -590,7 +592,7 @@ check(unseen_pieces)
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# It catches all negations, by `ok`. Of the 200 sentences with the object first it catches 113: all whose object is a thing, few between beings, whose pieces are known in another role. At most 5 of the 113 alarms are false, and `test` gives none. But at least 82 wrong translations pass.
+# It catches all negations, by `ok`. Of the 200 sentences with the object first it catches 113: all whose object is a thing, and few between beings, as training knows their pieces, in another role. At most 5 of the 113 alarms are false, and `test` gives none. But at least 82 wrong translations pass.
 #
 # </details>
 #
@@ -618,7 +620,7 @@ check(odd_lengths)
 #
 # <details><summary>What happens</summary>
 #
-# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones are right. If the object is a thing, the true actor acts in 98 to 100%; between beings only in 23 to 37% (before: 0 to 2%). Both have the ending, so the model doesn't simply go by it. Such a thing never acted before, either: mostly another noun did, which the sentence doesn't have. Now the model takes the being that is there.
+# [Three seeds](../results/ruvel-controls.json): 12 to 27% of the new ones are right. If the object is a thing, the true actor acts in 98 to 100%; between beings only in 23 to 37% (before: 0 to 2%). Both have the ending, so the model doesn't simply go by it. Before, a thing with both signs never acted, either. But mostly the actor was a noun that the sentence doesn't have. Now it is the being that is there.
 #
 # </details>
 #

@@ -189,10 +189,12 @@ def test_who_acts_by_letter_and_order():
 def test_a_thing_first_acts_only_without_the_letter():
     runs = [run["who acts"] for run in load_record("ruvel-actors")["runs"]]
 
-    def acts(who):
-        return [run[f"{who}; the object first"]["a thing"]["the object"] for run in runs]
+    def acts(who, role="the object"):
+        return [run[f"{who}; the object first"]["a thing"][role] for run in runs]
 
     assert round(sum(acts("neither")) / len(runs), 2) == 0.52
+    strangers = [sum(acts(who, "another")) / len(runs) for who in ("neither", "the object")]
+    assert [round(share, 2) for share in strangers] == [0.22, 0.92]
     assert max(acts("both") + acts("the object")) == 0
 
 
