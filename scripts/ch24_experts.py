@@ -179,7 +179,7 @@ print(f"visits: {layer.visits.tolist()}, {layer.visits.sum()} in all: two for ea
 # %% [markdown]
 # ## When experts fall idle
 #
-# > **In short.** If the router reads a mean that all tokens share, a step along it raises an expert's score for all. In our toy, such steps leave few in use only where one expert can learn the task alone.
+# > **In short.** If the router reads a mean that all tokens share, a step along it raises an expert's score for all. In our toy, such steps leave fewest in use where one expert can learn the task alone.
 #
 # Routing can *collapse*: nearly all tokens go to the same few experts. The usual explanation is a circle (Shazeer et al., §4): an expert that is chosen learns, and one that has learned is chosen more often. But tokens differ. Why are the same experts chosen for nearly all?
 #
@@ -204,8 +204,8 @@ step_chart(router, torch.randn(150, 2), mean=4 * direction, step=0.8 * direction
 # |Column|Score of expert e|
 # |---|---|
 # |*neither*|$n\cdot w_e$|
-# |*uneven start*|$n\cdot w_e$, plus the first step's $m\cdot w_e$, kept fixed|
-# |*steps along m*|$(m+n)\cdot w_e$, minus the first step's $m\cdot w_e$|
+# |*uneven start*|$n\cdot w_e$, plus the untrained router's $m\cdot w_e$, kept fixed|
+# |*steps along m*|$(m+n)\cdot w_e$, minus the untrained router's $m\cdot w_e$|
 # |*both*|$(m+n)\cdot w_e$|
 #
 # *One alone* is a single expert that computes every token. An expert is *in use* if it has over 2% of the visits (even: 12.5%).
@@ -259,7 +259,7 @@ in_use_chart(toys)
 # - **Nor is a mean.** In the lower rows, where one expert alone learns the task badly, six or more stay on average in each column.
 # - **A mean and a task that one expert can learn leave few.** Steps along m do so without an uneven start; the start alone, less so. The lower rows have the same experts and tasks, paired otherwise.
 #
-# This fits our expectation; it doesn't prove the sum above. Nor do we show what happens if experts read m, as in a real layer. Here, few in use is no loss: in the upper rows, *both* has a lower error than *neither*.
+# This fits our expectation; it doesn't prove the sum above. Nor do we show what experts that read m change, as they do in a real layer. Here, few in use is no loss: in the upper rows, *both* has a lower error than *neither*.
 #
 # ## Remedies
 #
@@ -366,7 +366,7 @@ for name, layers in learned.items():
 visits_chart({name: learned[name][0].history for name in remedies})
 
 # %% [markdown]
-# The inputs have a large mean: 41% of their mean square. Without a remedy, two to four experts are in use with these three seeds; with each, all eight. For each seed the error is then lower; shorter inputs alone don't help. A mixture's error lies between those of the dense layers: without the mean, three quarters of the way from the narrow one's to the wide one's, at about the narrow one's work.
+# The inputs have a large mean: 41% of their mean square. Without a remedy, two to four experts are in use with these three seeds; with each remedy all eight, and the error is lower with every seed; shorter inputs alone don't help. A mixture's error lies between those of the dense layers: without the mean, three quarters of the way from the narrow one's to the wide one's, at about the narrow one's work. So few stay here though one small expert is no match for eight: the toy's condition isn't necessary. Here experts read m, too.
 #
 # **Predict.** Which tokens does each expert take? (Fifty captions of ours; ▁ begins a word.)
 
@@ -393,7 +393,7 @@ for kind, words in (("Ein", "Ein Eine"), ("ein", "ein eine einen"), ("verbs", VE
         print(f"{kind}: of {of_kind.sum()}, the {name}'s commonest group has {most}")
 
 # %% [markdown]
-# K-means holds *Ein* and *ein* together as well as the router, and verbs about as well: the encoder's states already sort these words.
+# K-means holds *Ein* and *ein* (without datives) together as well as the router, verbs about as well: the encoder's states already sort them.
 #
 # ### Padding isn't routed
 #
@@ -414,7 +414,7 @@ class SparseEncoderLayer(EncoderLayer):
 # %% [markdown]
 # ## On record
 #
-# > **In short.** With 70% more parameters, losses are slightly lower, and BLEU shows no gain.
+# > **In short.** With 70% more parameters, neither BLEU nor the validation loss shows a gain.
 #
 # In chapter 22's record, each feed-forward layer of the row *experts* has eight SwiGLUs and a shared one. To a token's mean loss is added 0.01 times each mixture's penalty. A token meets three of the nine, together about as wide as a layer of *SwiGLU*, the rival. Rows are means of three seeds; *first* and *last* are training losses, *loss* is the validation's.
 
@@ -423,7 +423,7 @@ print(verdict_line("experts", block_verdicts()["experts"], RIVALS_OF_PARTS["expe
 block_means(["2017", "SwiGLU", "experts"])
 
 # %% [markdown]
-# A token meets 362,000 of the model's 620,000 parameters. Beside *SwiGLU*, training and validation losses are slightly lower with each seed. BLEU shows no gain after three epochs. How many experts were in use isn't on record.
+# A token meets 362,000 of the model's 620,000 parameters. Beside *SwiGLU*, losses are slightly lower with each seed, but by less than noise; BLEU shows no gain after three epochs. How many experts were in use isn't on record.
 #
 # ## Summary
 #
