@@ -40,7 +40,7 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 import itertools
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 
@@ -448,9 +448,9 @@ RATES = (0.005, 0.01, 0.02, 0.04)
 
 def small_model(part: str, vocab: int) -> LanguageModel:
     """Qwen3 with two blocks of width 64, or the same with this part of 2017 in the blocks."""
-    model = LanguageModel(vocab, 2, 64, h=4, groups=2, width=128)
+    model = LanguageModel(vocab, 2, 64, tie="untied" not in part, h=4, groups=2, width=128)
     for block in model.blocks:
-        if part.startswith("no QK-norm"):
+        if part == "no QK-norm":
             block.attention.query_norm = block.attention.key_norm = nn.Identity()
         elif part == "LayerNorm":
             block.attention_norm, block.feed_norm = nn.LayerNorm(64), nn.LayerNorm(64)
@@ -460,22 +460,42 @@ def small_model(part: str, vocab: int) -> LanguageModel:
 
 
 # %%
+@torch.no_grad()
 def sharpness(model: LanguageModel, ids: Tensor) -> float:
-    """A position's largest attention weight in the first block: mean of ids (B, T) and heads.
+    """A position's largest attention weight: mean of ids (B, T), heads and blocks.
 
     The first position is left out, because it sees itself alone.
     """
-    layer, x = model.blocks[0].attention, model.blocks[0].attention_norm(model.embed(ids))
-    k, v = (part.repeat_interleave(layer.h // layer.groups, dim=1) for part in layer.remember(x))
-    weights = attention(layer.queries(x), k, v, subsequent_mask(ids.size(1)))[1]  # (B, H, T, T)
-    return weights[:, :, 1:].amax(dim=-1).mean().item()
+    x, means = model.embed(ids), []
+    for block in model.blocks:
+        layer, y = block.attention, block.attention_norm(x)
+        k, v = (
+            part.repeat_interleave(layer.h // layer.groups, dim=1) for part in layer.remember(y)
+        )
+        weights = attention(layer.queries(y), k, v, subsequent_mask(ids.size(1)))[1]  # (B, H, T, T)
+        means.append(weights[:, :, 1:].amax(dim=-1).mean().item())
+        x = block(x)
+    return sum(means) / len(means)
 
 
-def train_small(model: LanguageModel, rate: float, seed: int, rows: Sequence[list[int]]) -> float:
-    """Train at this peak rate, 16 rows a step; the loss of the last ten steps, nats a piece."""
-    rng, losses, steps = random.Random(seed), [], 60
-    optimizer = torch.optim.Adam(model.parameters())
-    schedule = OneCycleLR(optimizer, rate, steps, pct_start=0.2, cycle_momentum=False)
+def train_small(
+    model: LanguageModel,
+    rate: float,
+    seed: int,
+    rows: Sequence[list[int]],
+    steps: int = 60,
+    slow: float = 1.0,
+) -> Iterator[float]:
+    """Train at this peak rate, 16 rows a step; give each step's loss, nats a piece.
+
+    The matrices that make queries and keys learn at `slow` times the rate.
+    """
+    rng, groups = random.Random(seed), ([], [])
+    for name, weight in model.named_parameters():
+        groups[name.endswith(("query.weight", "key.weight"))].append(weight)
+    optimizer = torch.optim.Adam([{"params": group} for group in groups])
+    rates = [rate, slow * rate]
+    schedule = OneCycleLR(optimizer, rates, steps, pct_start=0.2, cycle_momentum=False)
     for _ in range(steps):
         ids = pad_rows(rng.sample(rows, 16))  # (B, T+1)
         logits = model(ids[:, :-1]).flatten(0, 1)  # (B·T, V)
@@ -485,13 +505,17 @@ def train_small(model: LanguageModel, rate: float, seed: int, rows: Sequence[lis
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        losses.append(loss.item())
-    return sum(losses[-10:]) / 10
+        yield loss.item()
 
 
 # %%
-def swept(models: Mapping[str, Callable], seeds: Sequence[int] = (1,)) -> pd.DataFrame:
-    """Each of `models`, made for so many pieces, trained at each rate with each seed."""
+def swept(
+    models: Mapping[str, Callable], seeds: Sequence[int] = (1,), **options: float
+) -> pd.DataFrame:
+    """Each of `models`, made for so many pieces, trained at each rate with each seed.
+
+    `loss` is the mean of the last ten steps, `sharpness` the largest of every tenth step.
+    """
     trained = load_model(ROOT / "models" / "sample-de-en", "cpu")
     pairs = encode_pairs(load_corpus("sample")["train"], trained.tokenizer)
     rows = sorted((pair.tgt for pair in pairs), key=len)[:2000]  # the shortest captions, in ids
@@ -499,9 +523,12 @@ def swept(models: Mapping[str, Callable], seeds: Sequence[int] = (1,)) -> pd.Dat
     runs = []
     for part, rate, seed in itertools.product(models, RATES, seeds):
         torch.manual_seed(seed)
-        model = models[part](len(trained.tokenizer)).float()
-        loss = train_small(model, rate, seed, rows)
-        runs.append((part, rate, seed, loss, sharpness(model, asked)))
+        model, losses, sharp = models[part](len(trained.tokenizer)).float(), [], []
+        for loss in train_small(model, rate, seed, rows, **options):
+            losses.append(loss)
+            if len(losses) % 10 == 0:
+                sharp.append(sharpness(model, asked))
+        runs.append((part, rate, seed, sum(losses[-10:]) / 10, max(sharp)))
     return pd.DataFrame(runs, columns=["part", "rate", "seed", "loss", "sharpness"])
 
 
@@ -513,31 +540,13 @@ live.pivot(index="part", columns="rate", values=["loss", "sharpness"]).round(2)
 # %% [markdown]
 # In these single runs attention without QK-norm does become sharp. Is that what harms? Let queries and keys learn at a quarter of the rate: attention stays soft. If sharpness is the whole reason, leaving out QK-norm then does no harm.
 
-# %%
-SLOWED = ("Qwen3, slowed", "no QK-norm, slowed")
-
-
-def slowed_model(part: str, vocab: int) -> LanguageModel:
-    """A small model whose queries and keys learn at a quarter of the rate.
-
-    Their weights are four times as large, and what they give is divided by four. Adam's step
-    doesn't depend on a weight's size, so it changes what they give a quarter as much.
-    """
-    model = small_model(part, vocab)
-    for block in model.blocks:
-        for layer in (block.attention.project_query, block.attention.project_key):
-            layer.weight.data *= 4
-            layer.register_forward_hook(lambda layer, x, y: y / 4)
-    return model
-
-
 # %% [markdown]
 # The record [`block-rates.json`](../results/block-rates.json) (`python -m scripts.studies.block_rates --save`) has eight seeds of each, and of slowed models:
 
 # %%
 final_loss, sharp = small_runs("loss"), small_runs("sharpness")  # (rate, seed) by part
 at_high = pd.DataFrame({"loss": final_loss.loc[0.04].mean(), "sharpness": sharp.loc[0.04].mean()})
-at_high.loc[[*TAKEN_BACK, *SLOWED]].round(2)
+at_high.loc[[*TAKEN_BACK, "Qwen3, slowed", "no QK-norm, slowed"]].round(2)
 
 # %%
 extra = final_loss.sub(final_loss["Qwen3"], axis=0)  # at the same rate, with the same seed
@@ -581,12 +590,12 @@ def zero_outputs(model: LanguageModel) -> None:
 
 
 # %%
-STARTS = ("Qwen3", "zeroed", "flipped", "flipped, zeroed")
+STARTS = ("Qwen3", "zeroed", "untied", "untied, zeroed", "flipped", "flipped, zeroed")
 
 
 def started_model(start: str, vocab: int) -> LanguageModel:
     """The small Qwen3 with one of STARTS."""
-    model = small_model("Qwen3", vocab)
+    model = small_model(start, vocab)
     if "flipped" in start:
         model.norm.weight.data[::2] = -1  # every second scale γ of the last norm
     if "zeroed" in start:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from scripts import Late
 from scripts.book.records import load_record
@@ -46,7 +46,14 @@ def block_verdicts() -> dict[str, Verdict]:
     return verdicts(scores, RIVALS_OF_PARTS)
 
 
-def small_runs(measure: str) -> pd.DataFrame:
+def small_runs(measure: str, steps: int = 60) -> pd.DataFrame:
     """Loss or sharpness of chapter 22's small models: a row for each rate and seed."""
     runs = pd.DataFrame(load_record("block-rates")["runs"])
+    runs = runs[runs["steps"] == steps]
     return runs.pivot(index=["rate", "seed"], columns="part", values=measure)
+
+
+def added_loss(bases: Mapping[str, str], steps: int = 60) -> pd.DataFrame:
+    """Each small model's loss minus that of its base, at the same rate, with the same seed."""
+    loss = small_runs("loss", steps)
+    return pd.DataFrame({part: loss[part] - loss[base] for part, base in bases.items()})

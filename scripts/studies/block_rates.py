@@ -1,6 +1,6 @@
 """Chapter 22's small models at every rate, eight seeds: `python -m scripts.studies.block_rates`.
 
-Some five minutes of a thread.
+Some twelve minutes of a thread.
 """
 
 from functools import partial
@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from scripts.ch22_todays_block import (
-    SLOWED,
     STARTS,
     TAKEN_BACK,
-    slowed_model,
     small_model,
     started_model,
     swept,
 )
 from scripts.studies.subject import record_command
+
+SEEDS = range(1, 9)
 
 
 def eight_seeds() -> dict[str, Any]:
@@ -25,9 +25,15 @@ def eight_seeds() -> dict[str, Any]:
     torch.set_default_dtype(torch.float64)  # as in the chapter, where models begin so
     torch.set_num_threads(1)
     models = {part: partial(small_model, part) for part in TAKEN_BACK}
-    models |= {part: partial(slowed_model, part) for part in SLOWED}
     models |= {start: partial(started_model, start) for start in STARTS}
-    return {"runs": swept(models, seeds=range(1, 9)).round(4).to_dict("records")}
+    slowed = {f"{part}, slowed": models[part] for part in ("Qwen3", "no QK-norm")}
+    longer = {start: models[start] for start in ("Qwen3", "zeroed")}
+    tables = [
+        swept(models, SEEDS).assign(steps=60),
+        swept(slowed, SEEDS, slow=0.25).assign(steps=60),
+        swept(longer, SEEDS, steps=240).assign(steps=240),
+    ]
+    return {"runs": [run for table in tables for run in table.round(4).to_dict("records")]}
 
 
 main = record_command("scripts.studies.block_rates", "block-rates", lambda _: eight_seeds())
