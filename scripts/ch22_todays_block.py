@@ -510,9 +510,12 @@ def train_small(
 
 # %%
 def swept(
-    models: Mapping[str, Callable], seeds: Sequence[int] = (1,), **options: float
+    models: Mapping[str, Callable],
+    seeds: Sequence[int] = (1,),
+    rates: Sequence[float] = RATES,
+    **options: float,
 ) -> pd.DataFrame:
-    """Each of `models`, made for so many pieces, trained at each rate with each seed.
+    """Each of `models`, made for so many pieces, trained at each of `rates` with each of `seeds`.
 
     `loss` is the mean of the last ten steps, `sharpness` the largest of every tenth step.
     """
@@ -521,7 +524,7 @@ def swept(
     rows = sorted((pair.tgt for pair in pairs), key=len)[:2000]  # the shortest captions, in ids
     asked = torch.tensor(rows[-64:])[:, :-1]  # every position has a next piece to predict
     runs = []
-    for part, rate, seed in itertools.product(models, RATES, seeds):
+    for part, rate, seed in itertools.product(models, rates, seeds):
         torch.manual_seed(seed)
         model, losses, sharp = models[part](len(trained.tokenizer)).float(), [], []
         for loss in train_small(model, rate, seed, rows, **options):

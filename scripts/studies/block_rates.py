@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from scripts.ch22_todays_block import (
+    RATES,
     STARTS,
     TAKEN_BACK,
     small_model,
@@ -31,7 +32,7 @@ def eight_seeds() -> dict[str, Any]:
     tables = [
         swept(models, SEEDS).assign(steps=60),
         swept(slowed, SEEDS, slow=0.25).assign(steps=60),
-        swept(longer, SEEDS, steps=240).assign(steps=240),
+        swept(longer, SEEDS, RATES[1:], steps=240).assign(steps=240),
     ]
     return {"runs": [run for table in tables for run in table.round(4).to_dict("records")]}
 
