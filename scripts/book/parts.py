@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from scripts import Late
 from scripts.book.records import load_record
@@ -53,7 +53,12 @@ def small_runs(measure: str, steps: int = 60) -> pd.DataFrame:
     return runs.pivot(index=["rate", "seed"], columns="part", values=measure)
 
 
-def added_loss(bases: Mapping[str, str], steps: int = 60) -> pd.DataFrame:
-    """Each small model's loss minus that of its base, at the same rate, with the same seed."""
+def added_loss(parts: Sequence[str], steps: int = 60) -> pd.DataFrame:
+    """Each small model's loss minus its base's, in nats, at the same rate with the same seed.
+
+    A base is Qwen3; it is slowed, untied or flipped if the model is.
+    """
     loss = small_runs("loss", steps)
-    return pd.DataFrame({part: loss[part] - loss[base] for part, base in bases.items()})
+    bases = {"slowed": "Qwen3, slowed", "untied": "untied", "flipped": "flipped"}
+    base = {part: next((bases[kind] for kind in bases if kind in part), "Qwen3") for part in parts}
+    return pd.DataFrame({part: loss[part] - loss[base[part]] for part in parts})

@@ -3,7 +3,6 @@
 Some twelve minutes of a thread.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,14 +24,12 @@ def eight_seeds() -> dict[str, Any]:
     """The final loss of every run, and how sharp its attention became."""
     torch.set_default_dtype(torch.float64)  # as in the chapter, where models begin so
     torch.set_num_threads(1)
-    models = {part: partial(small_model, part) for part in TAKEN_BACK}
-    models |= {start: partial(started_model, start) for start in STARTS}
-    slowed = {f"{part}, slowed": models[part] for part in ("Qwen3", "no QK-norm")}
-    longer = {start: models[start] for start in ("Qwen3", "zeroed")}
+    slowed = swept(small_model, ("Qwen3", "no QK-norm"), SEEDS, slow=0.25)
     tables = [
-        swept(models, SEEDS).assign(steps=60),
-        swept(slowed, SEEDS, slow=0.25).assign(steps=60),
-        swept(longer, SEEDS, RATES[1:], steps=240).assign(steps=240),
+        swept(small_model, TAKEN_BACK, SEEDS).assign(steps=60),
+        slowed.assign(part=slowed["part"] + ", slowed", steps=60),
+        swept(started_model, STARTS[1:], SEEDS).assign(steps=60),
+        swept(started_model, STARTS[:2], SEEDS, RATES[1:], steps=240).assign(steps=240),
     ]
     return {"runs": [run for table in tables for run in table.round(4).to_dict("records")]}
 
