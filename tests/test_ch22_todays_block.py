@@ -148,7 +148,7 @@ def test_the_record_shows_harm_where_attention_is_not_sharp():
     assert (high["no QK-norm"] > high[["LayerNorm", "ReLU"]].max(axis=1).clip(lower=0)).all()
     assert (high[["LayerNorm", "ReLU"]].mean() < 0).all() and (low["no QK-norm"] < 0).all()
     assert (high["no QK-norm, slowed"] > 0).sum() == 7
-    assert (sharp["no QK-norm, slowed"] < sharp["Qwen3"]).all()
+    assert sharp["no QK-norm, slowed"].mean() < sharp["Qwen3"].mean() - 0.04
 
 
 def test_the_record_shows_harm_only_where_a_word_is_repeated_and_not_for_long():
@@ -156,7 +156,7 @@ def test_the_record_shows_harm_only_where_a_word_is_repeated_and_not_for_long():
     later = added_loss(["zeroed"], steps=240)["zeroed"].groupby("rate")
     assert (added["zeroed"] > 0).tolist() == [False, True, True, True]
     assert (added[["untied, zeroed", "flipped, zeroed"]] < 0).all(axis=None)
-    assert (later.mean().abs() < 0.02).all()
+    assert (later.mean() < 0.035).all() and (later.mean() < 2 * later.sem()).all()
 
 
 def test_the_translators_record_is_as_the_chapter_sums_it_up():

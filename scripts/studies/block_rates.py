@@ -1,6 +1,6 @@
 """Chapter 22's small models at every rate, eight seeds: `python -m scripts.studies.block_rates`.
 
-Some twelve minutes of a thread.
+Some eight minutes of a thread.
 """
 
 from typing import Any
