@@ -389,8 +389,8 @@ def qwen3_logits(model: LanguageModel, ids: Tensor) -> Tensor:
     )
     library = Qwen3ForCausalLM(config).to(model.embed.weight.dtype).eval()
     with torch.no_grad():
-        for theirs, ours in zip(library.parameters(), model.parameters(), strict=True):  # one order
-            theirs.copy_(ours)
+        for theirs, ours in zip(library.parameters(), model.parameters(), strict=True):
+            theirs.copy_(ours)  # the parameters stand in the same order
         return library(ids).logits
 
 
@@ -550,7 +550,7 @@ figures.rates_chart(
 )
 
 # %% [markdown]
-# **What we see.** At 0.04 the loss without QK-norm is higher with each seed, by 0.26 nats on average. Taking back RMSNorm or SwiGLU does no harm. Attention's sharpness is 0.93 without QK-norm, and 0.52 with it. With slow queries and keys it is 0.47, but 0.14 nats remain (seven of eight seeds).
+# **What we see.** At 0.04 the loss without QK-norm is higher with each seed, by 0.26 nats on average. Taking back RMSNorm or SwiGLU does no harm. Sharpness is 0.93 without QK-norm, and 0.52 with it. With slow queries and keys it is 0.47, but 0.14 nats remain (seven of eight seeds).
 #
 # **What it means.** Sharp attention isn't the whole reason. At 0.005 QK-norm costs 0.05 nats. There attention is sharper with it, because it lengthens a fresh model's short queries and keys.
 #
@@ -570,7 +570,7 @@ def zero_outputs(model: LanguageModel) -> None:
 
 
 # %% [markdown]
-# Such blocks first pass on the vector of the word just read. With tied tables the generator compares it with every word's vector, and finds this word again. So the model will predict it once more, nearly always wrongly.
+# Such blocks first pass on the vector of the word just read. With tied tables the generator compares it with every word's vector, and finds this word again. So the model will predict it, nearly always wrongly.
 #
 # Does this first guess do harm? Two controls lack it. *Untied*, the generator has its own table. *Flipped*, every second scale of the last norm starts at −1: half the terms of the word's own logit are then negative. If zeroed outputs harm these two as well, the guess isn't the reason. **Predict.** How much probability does each model give the word just read?
 
@@ -619,7 +619,7 @@ figures.rates_chart(
 #
 # ## Muon
 #
-# > **In short.** A gradient matrix has a few strong directions and many weak ones. Gradient descent steps mostly along the strong ones, Adam less so. Muon steps along all of them about equally.
+# > **In short.** A gradient matrix has a few strong directions and many weak ones. Gradient descent steps mostly along the strong ones, as does Adam's first step. Muon steps along all of them about equally.
 #
 # Every matrix is a sum $U\Sigma V^\top = \sum_i \sigma_i u_i v_i^\top$, in which the $u_i$ are perpendicular unit vectors, and so are the $v_i$. The *singular value* $\sigma_i \ge 0$ says how strongly the matrix acts in direction i. Muon ([Jordan et al. 2024](https://kellerjordan.github.io/posts/muon/)) takes the gradients' running average, replaces every $\sigma_i$ by 1, and steps by the result, $UV^\top$, times a factor for its shape.
 #
@@ -675,7 +675,7 @@ print(f"after: {after[:-1].min():.2f} to {after[:-1].max():.2f}, and the last {a
 adam = (U.mT @ gradient.sign() @ Vh.mT).diagonal().abs()
 figures.spectrum_chart(
     {"gradient": S / S[0], "its sign (Adam)": adam / adam[0], "Muon's step": after},
-    "Muon's step is evener than Adam's, in all directions but the last",
+    "Muon's step is even, but for the last direction; Adam's is hardly evener than the gradient",
 )
 
 # %% [markdown]
@@ -715,7 +715,7 @@ for row in rows:
     print(f"{verdict_line(row, judged[row], RIVALS_OF_PARTS[row])}; rate {rates[row]}")
 
 # %% [markdown]
-# - **Alone,** rotary positions gain 3.0 BLEU and Muon 1.5. Zeroed outputs cost 2.4. In a fresh translator, too, they raise the probability of the word just read, from about 2% to about 25% (`pytest tests/test_studies_block.py -k guess`). Whether this is the reason wasn't tested.
+# - **Alone,** rotary positions gain 3.0 BLEU and Muon 1.5. Zeroed outputs cost 2.4. In a fresh translator they raise the probability of the word just read, from about 2% to about 25% (`pytest tests/test_studies_block.py -k guess`). Whether this is the reason wasn't tested.
 # - **Together,** the parts of *today* gain 1.6 over *2017*, less than rotary alone; after nine passes they gain 2.9 (not tested). Not zeroed, *today* gains 2.5 more.
 # - **With Muon,** *today* is 5.5 above *today* with Adam, and 7.1 above *2017* (not tested). Muon without zeroing wasn't run.
 # - **In BLEU, no difference is detected** for RMSNorm, SwiGLU, QK-norm, grouped and multi-query attention.
@@ -724,7 +724,7 @@ for row in rows:
 #
 # - Rotary positions let a score see only the difference of positions.
 # - QK-norm bounds the scores, up to learned scales. In our small model it makes too high a rate less harmful.
-# - Tied and zeroed, a model starts by repeating. In 60 steps this costs our small model up to 0.5 nats, in 240 hardly anything. Untied, zeroing helps.
+# - Tied and zeroed, a model starts by repeating. In 60 steps this costs our small model up to 0.5 nats, in 240 hardly anything. Untied, zeroing gains in 60.
 # - Muon steps along nearly all directions about equally.
 #
 # ## Exercises
