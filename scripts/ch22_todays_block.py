@@ -531,7 +531,7 @@ live = swept(small_model, TAKEN_BACK)
 live.pivot(index="part", columns="rate", values=["loss", "sharpness"]).round(2)
 
 # %% [markdown]
-# In these single runs attention without QK-norm does become sharp. Is that what harms? Let queries and keys learn at a quarter of the rate (`slow=0.25`): attention stays soft. If sharpness is the whole reason, leaving out QK-norm then does no harm.
+# In these single runs attention without QK-norm becomes sharp. Is that what harms? Let queries and keys learn at a quarter of the rate (`slow=0.25`): attention stays soft. If sharpness is the whole reason, leaving out QK-norm then does no harm.
 #
 # The record [`block-rates.json`](../results/block-rates.json) (`python -m scripts.studies.block_rates --save`) has eight seeds of each, and of slowed models:
 
@@ -572,7 +572,7 @@ def zero_outputs(model: LanguageModel) -> None:
 # %% [markdown]
 # Such blocks first pass on the vector of the word just read. With tied tables the generator compares it with every word's vector, and finds this word again. So the model will predict it, nearly always wrongly.
 #
-# Does this first guess do harm? Two controls lack it. *Untied*, the generator has its own table. *Flipped*, every second scale of the last norm starts at −1: half the terms of the word's own logit are then negative. If zeroed outputs harm these two as well, the guess isn't the reason. **Predict.** How much probability does each model give the word just read?
+# Does this first guess do harm? Two controls lack it. *Untied*, the generator has its own table. *Flipped*, every second scale of the last norm starts at −1: half the terms of the word's own logit are then negative. If zeroed outputs harm these as well, the guess isn't the reason. **Predict.** How much probability does each model give the word just read?
 
 
 # %%
