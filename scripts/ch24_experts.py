@@ -259,7 +259,7 @@ in_use_chart(toys)
 # - **Nor is a mean.** In the lower rows, where one expert alone learns the task badly, six or more stay on average in each column.
 # - **A mean and a task that one expert can learn leave few.** Steps along m do so without an uneven start; the start alone, less so. The lower rows have the same experts and tasks, paired otherwise.
 #
-# This fits our expectation; it doesn't prove the sum above. Nor do we show what experts that read m change, as they do in a real layer. Here, few in use is no loss: in the upper rows, *both* has a lower error than *neither*.
+# This fits our expectation; it doesn't prove the sum above, nor show what experts that read m change. Here, few in use is no loss: in the upper rows, *both* has a lower error than *neither*.
 #
 # ## Remedies
 #
@@ -366,7 +366,7 @@ for name, layers in learned.items():
 visits_chart({name: learned[name][0].history for name in remedies})
 
 # %% [markdown]
-# The inputs have a large mean: 41% of their mean square. Without a remedy, two to four experts are in use with these three seeds; with each remedy all eight, and the error is lower with every seed; shorter inputs alone don't help. A mixture's error lies between those of the dense layers: without the mean, three quarters of the way from the narrow one's to the wide one's, at about the narrow one's work. So few stay here though one small expert is no match for eight: the toy's condition isn't necessary. Here experts read m, too.
+# The inputs have a large mean: 41% of their mean square. Without a remedy, two to four experts are in use with these three seeds; with each remedy all eight, and the error is lower with every seed; shorter inputs alone don't help. A mixture's error lies between those of the dense layers: without the mean, three quarters of the way from the narrow one's to the wide one's, at about the narrow one's work. So the toy's condition isn't necessary: few stay here though one expert is no match for eight.
 #
 # **Predict.** Which tokens does each expert take? (Fifty captions of ours; ▁ begins a word.)
 
@@ -380,7 +380,7 @@ for expert in range(8):
 
 
 # %% [markdown]
-# (Commonest pieces, one seed.) Nobody named parts of speech. Is the order the router's work? As a control, k-means finds eight groups in the teacher's inputs, without experts.
+# (Commonest pieces, one seed.) Is this the router's work? As a control, k-means finds eight groups in the teacher's inputs, without experts.
 
 
 # %%
@@ -423,7 +423,7 @@ print(verdict_line("experts", block_verdicts()["experts"], RIVALS_OF_PARTS["expe
 block_means(["2017", "SwiGLU", "experts"])
 
 # %% [markdown]
-# A token meets 362,000 of the model's 620,000 parameters. Beside *SwiGLU*, losses are slightly lower with each seed, but by less than noise; BLEU shows no gain after three epochs. How many experts were in use isn't on record.
+# A token meets 362,000 of the model's 620,000 parameters. Beside *SwiGLU*, losses are slightly lower with each seed, but by less than noise; BLEU shows no gain. How many experts were in use isn't on record.
 #
 # ## Summary
 #
