@@ -40,6 +40,7 @@ home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, instal
 import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import pandas as pd
@@ -55,7 +56,7 @@ from scripts.book.verdict import verdict_on
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
 from scripts.ch06_training import BOS, PAD, Batch, LabelSmoothing, logits_of
-from scripts.ch07_multi30k import encode_pairs, make_batch, source_ids, token_batches
+from scripts.ch07_multi30k import Example, encode_pairs, make_batch, source_ids, token_batches
 from scripts.core.data import TrainingData, with_pairs
 from scripts.core.models import Trained, load_model
 from scripts.core.scores import corpus_bleu
@@ -334,6 +335,15 @@ capitals = back_translated(few, range(0, 20, 4), lambda texts: [text.upper() for
 for i, (pair, person) in enumerate(zip(capitals.corpus["train"], captions, strict=True)):
     assert pair == (person if i % 4 == 0 else (person[1].upper(), person[1]))
 print(" | ".join(capitals.corpus["train"][9]))  # by a "reverse model" that only writes capitals
+
+
+# %%
+def beside_others(examples: Sequence[Example]) -> list[Example]:
+    """Each target beside the source of another pair: the one half the list away."""
+    half = len(examples) // 2
+    others = [*examples[half:], *examples[:half]]
+    return [replace(pair, src=other.src) for pair, other in zip(examples, others, strict=True)]
+
 
 # %% [markdown]
 # ### A puzzle

@@ -92,7 +92,7 @@ def test_a_model_that_others_need_is_trained_once(few, monkeypatch):
 @pytest.mark.parametrize("row", [TAUGHT, PART, REVERSE, SAMPLED, MORE, RISK])
 def test_each_row_is_scored_where_it_counts(few, row):
     run = recipes.work(SETTING, task(row))
-    assert {"loss", "bleu", "chrf", "risk", "words"} <= {*run}
+    assert {"loss", "bleu", "chrf", "risk", "words", "other_loss", "distinct"} <= {*run}
     assert ("loss_teacher" in run) == (row in (ALL, TAUGHT))
     assert ("back_bleu" in run) == (row == SAMPLED)
     swept = recipes.work(SETTING, task(row, SWEEP))
