@@ -99,13 +99,13 @@ figures.next_words_chart(
 )
 
 # %% [markdown]
-# An ordinary training teaches the one word that a person wrote. In distillation by words the student learns the teacher's probabilities of *all* words, given the source and the person's words so far.
+# An ordinary training teaches the one word that a person wrote. Here the student learns the teacher's probabilities of *all* words, given the source and the person's words so far.
 #
 # At place $n$ the teacher's logits are $t_n$ (V,), the student's are $s_n$ (V,). Both are divided by a *temperature* $\tau$; a larger one gives unlikely words more probability. Over N places the student's loss is
 #
 # $$ \mathcal{L} = -\tau^2 \sum_{n=1}^{N} \sum_{v=1}^{V} q_{nv} \log p_{nv}, \qquad q_n = \mathrm{softmax}(t_n / \tau), \quad p_n = \mathrm{softmax}(s_n / \tau). $$
 #
-# Its gradient with respect to $s_n$ is $\tau\,(p_n - q_n)$. Without the factor $\tau^2$ it is $(p_n - q_n)/\tau$. As $p_n - q_n$ itself shrinks like $1/\tau$, that falls like $1/\tau^2$.
+# Its gradient with respect to $s_n$ is $\tau\,(p_n - q_n)$. As $p_n - q_n$ shrinks like $1/\tau$, the product keeps its size; without the factor $\tau^2$ it would fall like $1/\tau^2$.
 #
 # With $\tau = 1$ and all of $q_n$ on the person's word the loss is cross-entropy. With a part of $q_n$ spread evenly it is label smoothing: a teacher that thinks all other words equally likely. **Your turn.**
 
@@ -129,11 +129,11 @@ torch.testing.assert_close(taught_by_words(logits, smooth), LabelSmoothing(0.1)(
 # %% [markdown]
 # ### Do the other words teach?
 #
-# A small student learns from 500 pairs of the sample corpus. Its teacher is chapter 9's model of that corpus. It has learned these pairs, and is far surer than the model of the chart. We train the student six times, and only its targets $q$ differ:
+# A small student learns from 500 pairs of the sample corpus. Its teacher, chapter 9's model of that corpus, has learned these pairs, and is far surer than the model of the chart. We train the student six times, and only its targets $q$ differ:
 #
 # - *one word*: plain cross-entropy, without smoothing;
-# - *all words*: the teacher's probabilities, with $\tau = 1$ and with $\tau = 2$;
-# - *even words*, with both $\tau$: the person's word keeps the teacher's probability; the rest is spread evenly;
+# - *all words*: the teacher's probabilities, with $\tau = 1$ and 2;
+# - *even words*, with both $\tau$: the person's word keeps its probability, the rest is spread evenly;
 # - *shuffled words*, $\tau = 2$: as *all words*, but the other words exchange their shares at random.
 
 
@@ -194,9 +194,9 @@ lessons = {student: lessons_of(teacher, sample["train"][:500], *student) for stu
 figures.shares_table(lessons)
 
 # %% [markdown]
-# At $\tau = 2$ each probability becomes its root, divided by the sum of all roots. So the thousand unlikely words together gain most: the person's word falls from 0.89 to 0.09. But beside *it* the good alternatives gain, too: from a hundredth of its share to almost a fifth.
+# At $\tau = 2$ each probability becomes its root, divided by the sum of all roots. A thousand unlikely words together gain most; the person's word falls from 0.89 to 0.09. But compared with *it* the likeliest others gain, too: from a hundredth to almost a fifth.
 #
-# *Even* and *shuffled* words are controls. If it doesn't matter *which* other words the teacher finds likely, their students translate as well as those of *all words*. **Predict.** Who translates best?
+# *Even* and *shuffled words* are controls. If it doesn't matter *which* other words the teacher finds likely, their students translate as well as those of *all words*. **Predict.** Who translates best?
 
 
 # %%
@@ -236,13 +236,13 @@ pd.DataFrame(rows, columns=["learned", "τ", "BLEU", "its first caption"])
 #
 # At $\tau = 1$ *all words* is little better than *even words*. This teacher learned with label smoothing of 0.1, and mostly passes that on.
 #
-# All this is after 20 passes. None of the students is done then, so perhaps *all words* at $\tau = 2$ only learns faster.
+# All this is after 20 passes, when no student has finished learning. So perhaps *all words* at $\tau = 2$ only learns faster.
 #
 # <details><summary>Details: seeds and rates</summary>
 #
-# The table is of one seed. In [eight runs in 32 bits](../results/word-targets-sample.json), which draw other weights (`python -m scripts.studies.word_targets --save`), *all words* at $\tau = 2$ led *even words* by 12 to 26 BLEU, *shuffled words* by 15 to 24, and *one word* by 5 to 24. At $\tau = 1$ it led *one word* by 2 to 11, and *even words* by −0.4 to 3.7.
+# The table is of one seed. In [eight runs in 32 bits](../results/word-targets-sample.json), which draw other weights (`python -m scripts.studies.word_targets --save`), *all words* at $\tau = 2$ led *even words* by 12 to 26 BLEU, *shuffled words* by 15 to 24, *one word* by 5 to 24. At $\tau = 1$ it led *one word* by 2 to 11, and *even words* by −0.4 to 3.7.
 #
-# One seed also learned at half and at twice the rate. With the best of its three rates *all words* has 34.8 BLEU at $\tau = 2$ and 28.4 at 1, *even words* 29.1 at 1, and *one word* 25.3. But only the middle rate suits $\tau = 2$: at both others *one word* is better.
+# One seed also learned at half and at twice the rate. With its best rate *all words* has 34.8 BLEU at $\tau = 2$ and 28.4 at 1, *even words* 29.1 at 1, *one word* 25.3. At both other rates *one word* is ahead of $\tau = 2$.
 #
 # </details>
 
@@ -257,7 +257,7 @@ pd.DataFrame(rows, columns=["learned", "τ", "BLEU", "its first caption"])
 #
 # Here $x$ is a source and $y$ a target. A search finds $\hat y$, or nearly; ours is greedy.
 #
-# Chapter 9's model as a teacher, for six training captions of Multi30k chosen by hand:
+# Chapter 9's model as a teacher, for six training captions chosen by hand:
 
 # %%
 captions = [(german, english) for _, german, english in load_record("multi30k-corpus")["captions"]]
@@ -286,15 +286,13 @@ print(verdict_on(runs, distilled, all_pairs))
 # %% [markdown]
 # (Losses are in nats a token. The range is a 95% confidence interval by both rows' seeds.)
 #
-# The teacher's students predict people's words *worse*, and yet have the higher BLEU. Both write 11.5 words, so it isn't length. The loss asks how likely a person's text is. BLEU looks only at the one text that a student writes.
+# The teacher's students predict people's words *worse*, and yet have the higher BLEU. It isn't length. The loss asks how likely a person's text is; BLEU looks only at the one text that a student writes.
 #
 # These students, too, write greedily. The best student of Kim and Rush gained 4.2 BLEU greedily, but 1.7 with a beam.
 #
 # <details><summary>Details: the trainings on record</summary>
 #
 # This section and the next two use [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save`): chapter 19's narrow base, without dropout. A training is five passes over its pairs. Over a sixteenth of them it is planned for 32, and ends three passes after the lowest loss. Validation chose rates and passes.
-#
-# The teacher learned from these captions. So its text is closer to people's than for new sources: 51.7 BLEU against 41.3.
 #
 # </details>
 #
@@ -336,7 +334,7 @@ print(" | ".join(capitals.corpus["train"][9]))  # by a "reverse model" that only
 # %% [markdown]
 # ### A puzzle
 #
-# Suppose that only *a part* of Multi30k's pairs is known: 1,812. A reverse model learned from them, and wrote German for the other 27,188 English captions, greedily or drawn (*by sampling*). Three seeds each. *A part, in 8 passes* is a second control: the other rows' learning rate falls to zero, that of *a part* doesn't, for its lowest loss comes early.
+# Suppose that only *a part* of Multi30k's pairs is known: 1,812. A reverse model learned from them, and wrote German for the other 27,188 English captions, greedily or drawn (*by sampling*). Three seeds each. The learning rate of *a part* is still high where its loss is lowest. So *a part, in 8 passes* is a second control: there the rate falls to zero, as with written German.
 
 # %%
 part, drawn, greedy = "a part", "a part, back-translated by sampling", "a part, back-translated"
@@ -346,11 +344,11 @@ for row in (short, greedy, drawn):
 figures.scores_table(means, (part, short, greedy, drawn), "loss", "bleu", "chrf", "back_bleu")
 
 # %% [markdown]
-# Greedy German gains BLEU. The gain of drawn German is within noise, and yet it lowers the loss by 0.9 nats. It isn't length: chrF agrees. How can a model predict people's English so much better, and translate hardly better?
+# Greedy German gains BLEU. Drawn German gains nothing beyond noise, and yet lowers the loss by 0.9 nats. It isn't length: chrF agrees. How can a model predict English so much better, and translate hardly better?
 #
 # A suspicion: a model guesses the next word from the source, but also from the English before it. Then 27,188 more captions teach it English, whatever stands beside them.
 #
-# The test is *shuffled German*: beside each of the 27,188 captions stands people's German for *another* caption. Such a source says nothing about its target. If the loss falls only when a model translates better, it won't fall now. **Predict.** How far does it fall? And BLEU?
+# The test is *shuffled German*: beside each of the 27,188 captions stands people's German for *another* caption. If the loss falls only when a model translates better, it won't fall now. **Predict.** How far does it fall? And BLEU?
 
 # %%
 shuffled = "a part, with shuffled German"
@@ -370,7 +368,7 @@ figures.falls_chart(
 #
 # ### What does it read?
 #
-# How much does a model rely on its source? We give it each validation caption beside *another* caption's German. If it reads, the wrong German misleads it, and the loss rises. If it only writes, the loss stays. Chapter 9's model on the twenty captions, first beside their own German:
+# We give a model each validation caption beside *another* caption's German. If it reads, the wrong German misleads it, and the loss rises. If it only writes, the loss stays. Here is chapter 9's model on the twenty captions, first beside their own German:
 
 
 # %%
@@ -388,7 +386,7 @@ for pairs in (examples, beside_others(examples)):
     print(f"{nn.functional.cross_entropy(logits, labels):.2f} nats a token")
 
 # %% [markdown]
-# Chapter 9's model reads. **Predict.** By how much does the loss rise for each model of the chart? If the model of shuffled German reads anything, then for it, too.
+# Chapter 9's model reads. If the models of *shuffled German* read anything, their loss rises, too. **Predict.** How far does it rise for each model of the chart?
 
 # %%
 means["rises by"] = means["other_loss"] - means["loss"]
@@ -412,7 +410,7 @@ for text in runs.loc[runs["row"] == shuffled, "commonest"]:
 #
 # $$ R(\theta) = \sum_{y} P(y \mid x; \theta)\, \Delta(y, y^\star) $$
 #
-# This, too, is a sum over all sentences. So Shen et al. (2016, §3) draw a small set $\mathcal{S}$ of candidates. Each gets a weight $Q$:
+# This, too, is a sum over all sentences. So Shen et al. (2016, §3) draw a small set $\mathcal{S}$ of candidates, with weights $Q$:
 #
 # $$ \tilde R(\theta) = \sum_{y \in \mathcal{S}} Q(y)\, \Delta(y, y^\star), \qquad Q(y) = \frac{P(y \mid x; \theta)^{\alpha}}{\sum_{y' \in \mathcal{S}} P(y' \mid x; \theta)^{\alpha}} $$
 #
@@ -462,11 +460,11 @@ columns = {"P": log_p.exp(), "Δ": marks, "push": push}
 pd.DataFrame({name: values.tolist() for name, values in columns.items()}, index=[*toy]).round(3)
 
 # %% [markdown]
-# A positive push is up. Of the four drawn captions the two that are better than the risk go up, even one about a man. The right text wasn't drawn: nothing pushes its score. But the others' scores rise, so its probability even falls. In the next trainings the person's text is one of each set.
+# A positive push is up. Of the four drawn captions the two that are better than the risk go up, even one about a man. The right text wasn't drawn. Its score isn't pushed, so its probability even falls. So the next trainings add it to each set.
 #
 # ### Which score goes up?
 #
-# The models of *all pairs* trained for 200 more steps of 16 captions, with eight draws for each and the person's text. The control is the same models after 200 more steps of cross-entropy on these captions. Each loss has the rate with the best chrF on validation; three seeds. **Predict.** Which of chrF and BLEU goes up?
+# The models of *all pairs* trained for 200 more steps of 16 captions, with eight draws for each. The control has as many steps of cross-entropy on these captions. Each loss has the rate with the best chrF on validation; three seeds. **Predict.** Which of chrF and BLEU goes up?
 
 # %%
 for score in ("chrF", "BLEU"):
@@ -476,9 +474,9 @@ rows = (all_pairs, "more cross-entropy", "minimum risk")
 figures.scores_table(means, rows, "chrf", "bleu", "loss", "words", "seconds")
 
 # %% [markdown]
-# chrF, the score that it trains on, went up, and BLEU went down. The captions were too short before; now they are too long by half a word. That may be why: chrF punishes words too many less than missing ones. So judge such a training by another score than its own.
+# chrF, the score that it trains on, went up, and BLEU went down. Before, the captions were too short; now they are half a word too long. That may be why: chrF punishes words too many less than missing ones. Judge such a training by another score than its own.
 #
-# The loss went *down*, and so did BLEU: the two part again. And drawing costs time: as many steps took XXX times as long.
+# The loss fell, too: once more a lower loss comes with a lower BLEU. And the same number of steps takes XXX times as long.
 
 
 # %% [markdown]
@@ -488,16 +486,14 @@ figures.scores_table(means, rows, "chrf", "bleu", "loss", "words", "seconds")
 #
 # | name | what it does |
 # |---|---|
-# | *onward* | trains on people's pairs alone; validation kept an early pass: a rough control |
+# | *onward* | trains on people's pairs alone; validation kept an early pass |
 # | *widened* | adds chapter 9's English for people's German, and two reverse models' German for people's English (*data diversification*, Nguyen et al. 2020) |
 # | *risk* | cross-entropy plus minimum risk, on eight texts of the model's own beam, marked by 1 − BLEU/100 |
-# | *…-mean* | the mean of several runs' weights; of *all-mean* two are *widened* and three *risk*, one of these trained for a second pass |
+# | *…-mean* | the mean of the weights of several runs; *all-mean* has two of *widened*, and three of *risk*, one trained for a second pass |
 #
-# Short runs from the same weights stay so near each other that their weights can be averaged (Wortsman et al. 2022).
+# Short runs from the same weights stay so near each other that their weights can be averaged (Wortsman et al. 2022). The test of 2016 was collected with the training pairs, that of 2017 later (Elliott et al. 2017).
 #
-# The test of 2016 comes from the same collection as the training pairs; that of 2017 was collected later (Elliott et al. 2017).
-#
-# Chapter 9's model writes 3% too few words. Its beam had a length penalty of 0.6. So that length alone doesn't win, the control is the same model with 1.4, the best on validation. **Predict.** Which recipes gain on both tests?
+# Chapter 9's model writes 3% too few words with its length penalty of 0.6. So the control is the same model with 1.4, the best on validation. **Predict.** Which recipes gain on both tests?
 
 # %%
 names = ("onward", "onward-mean", "widened", "widened-mean", "risk", "risk-mean", "all-mean")
@@ -518,19 +514,19 @@ figures.two_tests_chart(
 figures.gains_table(ladder, control)
 
 # %% [markdown]
-# With a beam *all-mean* gains 1.0 on both tests. No other row gains on both; what *risk* and *widened* gain on one test may be luck. Greedily *all-mean* gains 1.2 and 0.2, and *risk* loses 1.2 on the test of 2017.
+# (Means over a row's runs.) With a beam *all-mean* gains 1.0 on both tests; no other row gains much on both. Greedily it gains 1.2 and 0.2. There *risk* gains 0.7 and *loses* 1.2.
 #
-# Averaging alone seems to help, but not everywhere: with a beam the means of *onward*, *widened* and *risk* have 0.5, 0.1 and 0.2 more than their runs on the test of 2016, and XXX on that of 2017.
+# Averaging alone seems to help: *onward-mean* and *widened-mean* lead their recipes' runs on both tests, *risk-mean* on one. But each is a single mean.
 #
-# The second *all-mean* is the model of `make translate`. [The ladder](../docs/ladder.md) has all runs and settings, also a later mean that is as good, and didn't ship.
+# The second *all-mean* is the model of `make translate`. [The ladder](../docs/ladder.md) has all runs and settings.
 #
-# **The tests had a say.** On validation *risk-mean* is as good as the first *all-mean* (43.4 BLEU). It didn't ship, because on the test of 2017 it is below chapter 9's model with its penalty of 0.6 (37.0 against 37.4). So *all-mean*'s test scores flatter.
+# **The tests had a say.** On validation *risk-mean* is as good as the first *all-mean*. It didn't ship, because on the test of 2017 it is below chapter 9's model at 0.6. So *all-mean*'s test scores flatter.
 #
 # ## Summary
 #
-# - Distillation by words puts the teacher's probabilities in the label's place. At a temperature of 1 most of the gain was label smoothing. At 2, with our learning rate, the student learned most, from the other words.
+# - Distillation by words puts the teacher's probabilities in the label's place. At a temperature of 1 most of the gain was label smoothing; at 2 the student learned from the other words.
 # - Distillation by sequences gained BLEU, though its students predict people's words worse.
-# - With shuffled German loss and BLEU fell: a lower loss may come from writing alone.
+# - XXX
 # - Minimum risk with chrF as the mark raised chrF, and BLEU fell.
 # - The model that ships is a mean of runs that went on from the same weights.
 #
