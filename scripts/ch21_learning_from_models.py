@@ -236,7 +236,7 @@ pd.DataFrame(rows, columns=["learned", "τ", "BLEU", "its first caption"])
 #
 # At $\tau = 1$ *all words* is little better than *even words*. This teacher learned with label smoothing of 0.1, and mostly passes that on.
 #
-# All this is after 20 passes, when no student has finished learning. So perhaps *all words* at $\tau = 2$ only learns faster.
+# All this is after 20 passes; longer trainings aren't on record.
 #
 # <details><summary>Details: seeds and rates</summary>
 #
