@@ -292,7 +292,7 @@ print(verdict_on(runs, distilled, all_pairs))
 #
 # <details><summary>Details: the trainings on record</summary>
 #
-# This section and the next two use [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save`): chapter 19's narrow base, without dropout. A training is five passes over its pairs. Over a sixteenth of them it is planned for 32, and ends three passes after the lowest loss. Validation chose rates and passes.
+# This section and the next two use [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save`): chapter 19's narrow base, without dropout. A training is five passes over its pairs. *A part* is planned for 32, and ends three passes after its lowest loss. Validation chose rates and passes.
 #
 # </details>
 #
@@ -334,7 +334,7 @@ print(" | ".join(capitals.corpus["train"][9]))  # by a "reverse model" that only
 # %% [markdown]
 # ### A puzzle
 #
-# Suppose that only *a part* of Multi30k's pairs is known: 1,812. A reverse model learned from them, and wrote German for the other 27,188 English captions, greedily or drawn (*by sampling*). Three seeds each. The learning rate of *a part* is still high where its loss is lowest. So *a part, in 8 passes* is a second control: there the rate falls to zero, as with written German.
+# Suppose that only *a part* of Multi30k's pairs is known: 1,812. A reverse model learned from them, and wrote German for the other 27,188 English captions, greedily or drawn (*by sampling*). Three seeds each. The learning rate of *a part* is still high where its loss is lowest. So *a part, in 8 passes* is a second control: its rate falls to zero, as in the other rows.
 
 # %%
 part, drawn, greedy = "a part", "a part, back-translated by sampling", "a part, back-translated"
@@ -346,7 +346,7 @@ figures.scores_table(means, (part, short, greedy, drawn), "loss", "bleu", "chrf"
 # %% [markdown]
 # Greedy German gains BLEU. Drawn German gains nothing beyond noise, and yet lowers the loss by 0.9 nats. It isn't length: chrF agrees. How can a model predict English so much better, and translate hardly better?
 #
-# A suspicion: a model guesses the next word from the source, but also from the English before it. Then 27,188 more captions teach it English, whatever stands beside them.
+# A suspicion: a model also guesses the next word from the English before it. Then 27,188 more captions teach it English, whatever stands beside them.
 #
 # The test is *shuffled German*: beside each of the 27,188 captions stands people's German for *another* caption. If the loss falls only when a model translates better, it won't fall now. **Predict.** How far does it fall? And BLEU?
 
@@ -471,12 +471,12 @@ for score in ("chrF", "BLEU"):
     print(verdict_on(runs, "minimum risk", "more cross-entropy", score))
 print(f"people's captions have {runs['val_words'].max():.1f} words")
 rows = (all_pairs, "more cross-entropy", "minimum risk")
-figures.scores_table(means, rows, "chrf", "bleu", "loss", "words", "seconds")
+figures.scores_table(means, rows, "chrf", "bleu", "loss", "words")
 
 # %% [markdown]
 # chrF, the score that it trains on, went up, and BLEU went down. Before, the captions were too short; now they are half a word too long. That may be why: chrF punishes words too many less than missing ones. Judge such a training by another score than its own.
 #
-# The loss fell, too: once more a lower loss comes with a lower BLEU. And the same number of steps takes XXX times as long.
+# The loss fell, too: once more a lower loss comes with a lower BLEU. And its steps took XXX times as long.
 
 
 # %% [markdown]
@@ -516,7 +516,7 @@ figures.gains_table(ladder, control)
 # %% [markdown]
 # (Means over a row's runs.) With a beam *all-mean* gains 1.0 on both tests; no other row gains much on both. Greedily it gains 1.2 and 0.2. There *risk* gains 0.7 and *loses* 1.2.
 #
-# Averaging alone seems to help: *onward-mean* and *widened-mean* lead their recipes' runs on both tests, *risk-mean* on one. But each is a single mean.
+# Averaging alone seems to help: each mean gains at least as much as the runs of its recipe. But there is one mean each.
 #
 # The second *all-mean* is the model of `make translate`. [The ladder](../docs/ladder.md) has all runs and settings.
 #

@@ -153,13 +153,11 @@ def test_the_titles_of_the_charts_hold_in_the_records():
     gains, leads = (table[[*TESTS]] - (41.9, 37.0) for table in (others, ships))
     assert [len(gains), len(leads)] == [13, 2]
     assert leads.min(axis=1).min() > 0.8 > 0.7 > gains.min(axis=1).max()
-    means = others.groupby("name").mean()[[*TESTS]]
-    averaged = (("onward", TESTS), ("widened", TESTS), ("risk-long", TESTS[:1]))
-    for name, tests in averaged:
-        average = means.loc[f"{name.removesuffix('-long')}-mean"]
-        assert all(average[test] > means.loc[name, test] for test in tests)
+    means = others.groupby("name").mean()
+    for name in ("onward", "widened", "risk-long"):
+        assert all(means.loc[f"{name.removesuffix('-long')}-mean"] > means.loc[name] - 0.05)
     for name, quoted in {"risk-long": [42.3, 37.0], "widened": [41.9, 37.5]}.items():  # docs/
-        assert means.loc[name].round(1).tolist() == quoted
+        assert means.loc[name, [*TESTS]].round(1).tolist() == quoted
 
 
 @pytest.mark.audit

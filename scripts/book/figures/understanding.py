@@ -668,4 +668,4 @@ def gains_table(runs: pd.DataFrame, control: tuple[str, float, float]) -> pd.Dat
     means = runs.groupby("name", sort=False).mean()
     columns = [f"{kind}, test of {year}" for kind in ("beam", "greedy") for year in (2016, 2017)]
     gains = means - [*control[1:], *means.iloc[0, 2:]]
-    return gains.set_axis(columns, axis=1).round(1)
+    return gains.set_axis(columns, axis=1).round(1) + 0.0  # no -0.0
