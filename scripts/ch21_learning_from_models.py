@@ -94,8 +94,8 @@ figures.next_words_chart(
     [trained.tokenizer.decode([i]) for i in likely.tolist()],
     {f"τ = {tau}": (logits / tau).softmax(dim=-1)[likely].tolist() for tau in (1, 2)},
     "At τ = 2 the three likeliest words lie closer together",
-    "The next word after “A …”, by chapter 9's model, at two temperatures τ. Each panel has its "
-    "own axis: at τ = 2 most of the probability lies on the other 8,189 words.",
+    "The next word after “A …”, by chapter 9's model. Each panel has its own axis: at τ = 2 most "
+    "of the probability lies on the other 8,189 words.",
 )
 
 # %% [markdown]
@@ -506,8 +506,8 @@ figures.two_tests_chart(
     control,
     0.8,
     "With a beam, only all-mean gains over 0.8 on both tests",
-    "Every model's beam has the length penalty that validation chose. Grey: at most 0.8 from the "
-    "control; on 1,000 captions about so much can be luck.",
+    "Grey: within 0.8 of chapter 9's model with the best penalty, 1.4. On 1,000 captions about "
+    "so much can be luck. The others' penalties are validation's choice, too.",
 )
 
 # %%
@@ -580,7 +580,7 @@ check(policy_loss)
 #
 # <details><summary>An answer</summary>
 #
-# By sequences: nothing, the corpus is the same. By words: perhaps something, since the probabilities still say how likely each other word is.
+# By sequences: nothing, the corpus is the same. By words: perhaps something, namely how likely each other word is.
 #
 # What did another day of cross-entropy give? Was chrF the mark in training? What do other scores and the lengths say? How many seeds?
 #
