@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 45 with the code; about a minute to run on a CPU |
 # | Before, after | [Chapter 20 · Scaling](ch20_scaling.ipynb) · [Chapter 22 · Today's block](ch22_todays_block.ipynb) |
 #
-# *If you read only three cells:* the table of six students, and the chart and the last table of *A puzzle*.
+# *If you read only three cells:* the table of six students, the chart of *A puzzle*, the table of *What does it read?*
 #
 # Shapes: **B** sources, **T** target length, **V** vocabulary; **N** rows: predicted tokens, or the candidates of all sources.
 
@@ -240,7 +240,7 @@ pd.DataFrame(rows, columns=["learned", "τ", "BLEU", "its first caption"])
 #
 # <details><summary>Details: seeds and rates</summary>
 #
-# The table is of one seed. In [eight runs in 32 bits](../results/word-targets-sample.json), which draw other weights (`python -m scripts.studies.word_targets --save`), *all words* at $\tau = 2$ led *even words* by 12 to 26 BLEU, *shuffled words* by 15 to 24, *one word* by 5 to 24. At $\tau = 1$ it led *one word* by 2 to 11, and *even words* by −0.4 to 3.7.
+# The table is of one seed. In [eight runs in 32 bits](../results/word-targets-sample.json) (`python -m scripts.studies.word_targets --save`) *all words* at $\tau = 2$ led *even words* by 12 to 26 BLEU, *shuffled words* by 15 to 24, *one word* by 5 to 24. At $\tau = 1$ it led *one word* by 2 to 11, and *even words* by −0.4 to 3.7.
 #
 # One seed also learned at half and at twice the rate. With its best rate *all words* has 34.8 BLEU at $\tau = 2$ and 28.4 at 1, *even words* 29.1 at 1, *one word* 25.3. At both other rates *one word* is ahead of $\tau = 2$.
 #
@@ -288,17 +288,17 @@ print(verdict_on(runs, distilled, all_pairs))
 #
 # The teacher's students predict people's words *worse*, and yet have the higher BLEU. It isn't length. The loss asks how likely a person's text is; BLEU looks only at the one text that a student writes.
 #
-# These students, too, write greedily. The best student of Kim and Rush gained 4.2 BLEU greedily, but 1.7 with a beam.
+# These students write greedily, too. Kim and Rush's best gained 4.2 BLEU greedily, but 1.7 with a beam.
 #
 # <details><summary>Details: the trainings on record</summary>
 #
-# This section and the next two use [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save`): chapter 19's narrow base, without dropout. A training is five passes over its pairs. *A part* is planned for 32, and ends three passes after its lowest loss. Validation chose rates and passes.
+# This section and the next two use [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save`): chapter 19's narrow base, without dropout. A training is five passes over its pairs. *A part* is planned for 32, and ends three passes after its lowest loss, with a rate still high. Validation chose rates and passes.
 #
 # </details>
 #
 # ## Back-translation
 #
-# > **In short.** English without a translation is plentiful. Let a model translate it *into German*, and train on those pairs. The German is bad, but the forward model only reads it. It learns to write people's English.
+# > **In short.** English without a translation is plentiful. Let a model translate it *into German*, and train on those pairs. The German is bad, but only read; the model learns to write people's English.
 #
 # We have pairs $\mathcal{P}$, and English texts $\mathcal{M}$ without German. A reverse model $r(x \mid y)$ learns from $\mathcal{P}$, turned around, and writes German sources $\hat x$ for $\mathcal{M}$. Then the forward model learns from both:
 #
@@ -334,7 +334,7 @@ print(" | ".join(capitals.corpus["train"][9]))  # by a "reverse model" that only
 # %% [markdown]
 # ### A puzzle
 #
-# Suppose that only *a part* of Multi30k's pairs is known: 1,812. A reverse model learned from them, and wrote German for the other 27,188 English captions, greedily or drawn (*by sampling*). Three seeds each. The learning rate of *a part* is still high where its loss is lowest. So *a part, in 8 passes* is a second control: its rate falls to zero, as in the other rows.
+# Suppose that only *a part* of Multi30k's pairs is known: 1,812. A reverse model learned from them, and wrote German for the other 27,188 English captions, greedily or drawn (*by sampling*). Three seeds each. *A part, in 8 passes* is a second control: its learning rate falls to zero, as in the rows with written German.
 
 # %%
 part, drawn, greedy = "a part", "a part, back-translated by sampling", "a part, back-translated"
@@ -398,7 +398,11 @@ for text in runs.loc[runs["row"] == shuffled, "commonest"]:
     print(text["times"], "of 1,014:", text["text"])
 
 # %% [markdown]
-# XXX
+# *Shuffled German* reads nothing: its loss stays, and each of its models writes XXX. So they learned English alone, and unlearned to translate.
+#
+# That solves the puzzle. *Drawn German* writes better than *a part*, but relies on its source less: its loss rises by XXX nats, not by XXX. *Greedy German* writes better and reads as much; people's German alone makes a model read more.
+#
+# (A rise says that a model reads, not that it reads well.)
 
 
 # %% [markdown]
@@ -460,7 +464,7 @@ columns = {"P": log_p.exp(), "Δ": marks, "push": push}
 pd.DataFrame({name: values.tolist() for name, values in columns.items()}, index=[*toy]).round(3)
 
 # %% [markdown]
-# A positive push is up. Of the four drawn captions the two that are better than the risk go up, even one about a man. The right text wasn't drawn. Its score isn't pushed, so its probability even falls. So the next trainings add it to each set.
+# A positive push is up. Of the drawn captions the two that are better than the risk go up, even one about a man. The right text wasn't drawn. Its score isn't pushed, so its probability even falls. So the next trainings add it to each set.
 #
 # ### Which score goes up?
 #
@@ -516,7 +520,7 @@ figures.gains_table(ladder, control)
 # %% [markdown]
 # (Means over a row's runs.) With a beam *all-mean* gains 1.0 on both tests; no other row gains much on both. Greedily it gains 1.2 and 0.2. There *risk* gains 0.7 and *loses* 1.2.
 #
-# Averaging alone seems to help: each mean gains at least as much as the runs of its recipe. But there is one mean each.
+# Averaging alone seems to help, too, but with one mean for each recipe.
 #
 # The second *all-mean* is the model of `make translate`. [The ladder](../docs/ladder.md) has all runs and settings.
 #
@@ -526,9 +530,9 @@ figures.gains_table(ladder, control)
 #
 # - Distillation by words puts the teacher's probabilities in the label's place. At a temperature of 1 most of the gain was label smoothing; at 2 the student learned from the other words.
 # - Distillation by sequences gained BLEU, though its students predict people's words worse.
-# - XXX
+# - With shuffled German the loss fell, though the models read nothing: they only learned to write.
 # - Minimum risk with chrF as the mark raised chrF, and BLEU fell.
-# - The model that ships is a mean of runs that went on from the same weights.
+# - The model that ships is a mean of several runs.
 #
 # ## Exercises
 #
@@ -558,7 +562,7 @@ check(closest_to_people)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*, `solution("policy_loss")`
 #
-# A policy gradient makes good draws more probable, and bad ones less. Here is RLOO (Kool et al. 2019; for language models Ahmadian et al. 2024). Each source has two or more candidates. The *baseline* $b_i$ of candidate $i$ is the mean mark of its source's *other* candidates. Return the mean of $\ell_i\,(\Delta_i - b_i)$ over all candidates of all sources.
+# RLOO is a policy gradient (Kool et al. 2019; for language models Ahmadian et al. 2024). Each source has two or more candidates. The *baseline* $b_i$ of candidate $i$ is the mean mark of its source's *other* candidates. Return the mean of $\ell_i\,(\Delta_i - b_i)$ over all candidates of all sources.
 #
 # `log_probs` ($\ell$), `risks` ($\Delta$) and `counts` are those of `risk_of_candidates`. No gradient may flow into the marks.
 
@@ -576,11 +580,9 @@ check(policy_loss)
 #
 # *think · difficulty ●●○ · worth ●●● · 10 minutes*
 #
-# A teacher writes the training targets word for word as people did. What does each kind of distillation then give a student? And a colleague reports: "Minimum risk for a day gave +1 chrF over the model before." What do you ask?
+# A colleague reports: "Minimum risk for a day gave +1 chrF over the model before." What do you ask?
 #
 # <details><summary>An answer</summary>
-#
-# By sequences: nothing, the corpus is the same. By words: perhaps something, namely how likely each other word is.
 #
 # What did another day of cross-entropy give? Was chrF the mark in training? What do other scores and the lengths say? How many seeds?
 #
