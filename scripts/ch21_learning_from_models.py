@@ -284,11 +284,11 @@ figures.scores_table(means, (all_pairs, distilled), "loss", "loss_teacher", "ble
 print(verdict_on(runs, distilled, all_pairs))
 
 # %% [markdown]
-# (Losses are in nats a token. The range is a 95% confidence interval by both rows' seeds.)
+# (Losses are in nats a token; the range is a 95% confidence interval.)
 #
 # The teacher's students predict people's words *worse*, and yet have the higher BLEU. It isn't length. The loss asks how likely a person's text is; BLEU looks only at the one text that a student writes.
 #
-# These students write greedily, too. Kim and Rush's best gained 4.2 BLEU greedily, but 1.7 with a beam.
+# (Greedily, that is. Kim and Rush's best student gained 4.2 BLEU greedily, 1.7 with a beam.)
 #
 # <details><summary>Details: the trainings on record</summary>
 #
@@ -304,7 +304,7 @@ print(verdict_on(runs, distilled, all_pairs))
 #
 # $$ \mathcal{L} = -\sum_{(x, y) \in \mathcal{P}} \log p(y \mid x) - \sum_{y \in \mathcal{M}} \log p(y \mid \hat x), \qquad \hat x = \arg\max_x r(x \mid y) \;\text{ or }\; \hat x \sim r(\cdot \mid y) $$
 #
-# Sennrich et al. take the likeliest $\hat x$; Edunov et al. (2018) *draw* it, which makes worse but more varied text. That won where pairs were plentiful, and lost where they were few.
+# Sennrich et al. take the likeliest $\hat x$; Edunov et al. (2018) *draw* it, which makes worse but more varied text, and won except where pairs were few.
 #
 # **Your turn.** `reverse` writes German for English that has none. Its text must land on the side that is *read*.
 
@@ -341,10 +341,10 @@ part, drawn, greedy = "a part", "a part, back-translated by sampling", "a part, 
 short = "a part, in 8 passes"
 for row in (short, greedy, drawn):
     print(verdict_on(runs, row, part))
-figures.scores_table(means, (part, short, greedy, drawn), "loss", "bleu", "chrf", "back_bleu")
+figures.scores_table(means, (part, short, greedy, drawn), "loss", "bleu", "words", "back_bleu")
 
 # %% [markdown]
-# Greedy German gains BLEU. Drawn German gains nothing beyond noise, and yet lowers the loss by 0.9 nats. It isn't length: chrF agrees. How can a model predict English so much better, and translate hardly better?
+# Greedy German gains BLEU. Drawn German gains nothing beyond noise, and yet lowers the loss by 0.9 nats. Its captions are two words shorter, which costs BLEU, but those of greedy German are as short. How can a model predict English so much better, and translate hardly better?
 #
 # A suspicion: a model also guesses the next word from the English before it. Then 27,188 more captions teach it English, whatever stands beside them.
 #
@@ -368,7 +368,7 @@ figures.falls_chart(
 #
 # ### What does it read?
 #
-# We give a model each validation caption beside *another* caption's German. If it reads, the wrong German misleads it, and the loss rises. If it only writes, the loss stays. Here is chapter 9's model on the twenty captions, first beside their own German:
+# We give a model each validation caption beside *another* caption's German. If it reads, the wrong German misleads it, and the loss rises. If it only writes, the loss stays. Chapter 9's model on the twenty captions, first beside their own German:
 
 
 # %%
@@ -398,9 +398,9 @@ for text in runs.loc[runs["row"] == shuffled, "commonest"]:
     print(text["times"], "of 1,014:", text["text"])
 
 # %% [markdown]
-# *Shuffled German* reads nothing: its loss stays, and each of its models writes XXX. So they learned English alone, and unlearned to translate.
+# *Shuffled German* reads nothing: its loss stays, and each of its models writes the same caption for all 1,014 sources. They learned only English, though they saw the part's pairs, too.
 #
-# That solves the puzzle. *Drawn German* writes better than *a part*, but relies on its source less: its loss rises by XXX nats, not by XXX. *Greedy German* writes better and reads as much; people's German alone makes a model read more.
+# This can explain the puzzle. *Drawn German* writes better than *a part*, but relies less on its source: its loss rises by 0.5 nats, not 0.9. *Greedy German* writes better and relies on it as much.
 #
 # (A rise says that a model reads, not that it reads well.)
 
@@ -478,9 +478,9 @@ rows = (all_pairs, "more cross-entropy", "minimum risk")
 figures.scores_table(means, rows, "chrf", "bleu", "loss", "words")
 
 # %% [markdown]
-# chrF, the score that it trains on, went up, and BLEU went down. Before, the captions were too short; now they are half a word too long. That may be why: chrF punishes words too many less than missing ones. Judge such a training by another score than its own.
+# chrF, the score that it trains on, went up; BLEU didn't. Before, the captions were too short; now they are too long. That may be why: chrF punishes words too many less than missing ones. Judge such a training by another score than its own.
 #
-# The loss fell, too: once more a lower loss comes with a lower BLEU. And its steps took XXX times as long.
+# The loss fell a little, too. But the same number of steps took eleven times as long, for all the draws.
 
 
 # %% [markdown]
@@ -531,7 +531,7 @@ figures.gains_table(ladder, control)
 # - Distillation by words puts the teacher's probabilities in the label's place. At a temperature of 1 most of the gain was label smoothing; at 2 the student learned from the other words.
 # - Distillation by sequences gained BLEU, though its students predict people's words worse.
 # - With shuffled German the loss fell, though the models read nothing: they only learned to write.
-# - Minimum risk with chrF as the mark raised chrF, and BLEU fell.
+# - Minimum risk with chrF as the mark raised chrF, and not BLEU.
 # - The model that ships is a mean of several runs.
 #
 # ## Exercises
