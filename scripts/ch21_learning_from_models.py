@@ -344,7 +344,7 @@ for row in (short, greedy, drawn):
 figures.scores_table(means, (part, short, greedy, drawn), "loss", "bleu", "words", "back_bleu")
 
 # %% [markdown]
-# Greedy German gains BLEU. Drawn German gains nothing beyond noise, and yet lowers the loss by 0.9 nats. Its captions are two words shorter, which costs BLEU, but those of greedy German are as short. How can a model predict English so much better, and translate hardly better?
+# Greedy German gains BLEU; eight passes don't. Drawn German gains nothing beyond noise, and yet lowers the loss by 0.9 nats. Its captions are two words shorter, which costs BLEU, but those of greedy German are as short. How can a model predict English so much better, and translate hardly better?
 #
 # A suspicion: a model also guesses the next word from the English before it. Then 27,188 more captions teach it English, whatever stands beside them.
 #
@@ -398,7 +398,7 @@ for text in runs.loc[runs["row"] == shuffled, "commonest"]:
     print(text["times"], "of 1,014:", text["text"])
 
 # %% [markdown]
-# *Shuffled German* reads nothing: its loss stays, and each of its models writes the same caption for all 1,014 sources. They learned only English, though they saw the part's pairs, too.
+# *Shuffled German* reads nothing: its loss stays, and each of its models writes one caption for all 1,014 sources. They learned only English, though they saw the part's pairs, too.
 #
 # This can explain the puzzle. *Drawn German* writes better than *a part*, but relies less on its source: its loss rises by 0.5 nats, not 0.9. *Greedy German* writes better and relies on it as much.
 #
