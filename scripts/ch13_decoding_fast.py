@@ -96,7 +96,7 @@ src = pad_rows([source_ids(german, trained.tokenizer) for german in captions])  
 #
 # [`CachedDecoding`](../scripts/fast/decoding.py), the fast twin of chapter 8's `CopiedCache`, does three things once:
 #
-# - **Weights in order.** oneDNN, which we ask in place of `F.linear`'s library (chapter 11), wants a matrix's numbers in an order of its own, made once.
+# - **Weights in order.** oneDNN, which we ask in place of `F.linear`'s library (chapter 11), wants a matrix's numbers in its own order. We order them once.
 # - **One product for three.** Query, key and value are products of the same vector with three matrices. Joined, these take one product.
 # - **Room for later tokens.** `torch.cat` copies all keys and values to append new ones, and chapter 8's `stack` copies them again: $T^2$ positions in T steps. We leave room behind them, and double it when it is full: fewer than 2T are copied.
 #
@@ -162,11 +162,11 @@ for tokens, origin in steps:
 figures.family_chart(tree.ancestors[0], cached)
 
 # %% [markdown]
-# *One* and the second *dog* (of *the dog*) belong to none.
+# *One* and the second *dog* belong to none.
 #
 # Masked by `ancestors`, attention gives each prefix what its own tokens alone would give.
 #
-# **Experiment.** Is one shared cache faster than one for each prefix? One rival copies the past of prefixes that move, and reads the source once for each. Two share past or source alone. If copying and reading cost little, gains are near 1. **Predict.** Are they larger in narrow or in wide beams?
+# **Experiment.** Is one shared cache faster than one for each prefix? One rival shares nothing: it copies the past of prefixes that move, and reads the source once for each. Two more share past or source alone. If copying and reading cost little, gains are near 1. **Predict.** Are they larger in narrow or in wide beams?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -179,7 +179,7 @@ for K, rounds in ((2, 6), (8, 4), (32, 2)):
 assert gains["past and source"] > 1.1  # the widest
 
 # %% [markdown]
-# The wider the beam, the more sharing gains; past and source both help.
+# The wider the beam, the more sharing gains; at 32 past and source help.
 #
 # ## Finished sentences leave
 #
@@ -392,7 +392,7 @@ print(f"left over: {left_over.double().mean():.1f} tokens a row, {left_over.max(
 figures.bound_chart(coarse[misled[0]], exact[misled[0]], error[misled[0]], trained.tokenizer)
 
 # %% [markdown]
-# Coarse logits alone choose 5 wrong tokens. No error is a fifth of its bound: Cauchy and Schwarz let x and the error point the same way; random directions give about $1/\sqrt D = 1/16$. Still, about 4 exact logits a row find the right token.
+# Coarse logits alone choose 5 wrong tokens. No error is a fifth of its bound: Cauchy and Schwarz assume the worst directions, and random ones give about $1/\sqrt D = 1/16$. Still, about 4 exact logits a row find the right token.
 #
 # **Experiment.** [`Packed8`](../scripts/fast/decoding.py) is this product with the processor's instructions for 8 bits. But the bound and the exact logits may cost more than 8 bits save. **Predict.** From how many rows on do they cost less?
 
@@ -432,7 +432,7 @@ for i in changed[:2]:
     print(f"\nsource: {captions[i]}\nexact:  {exact_texts[i]}\n8 bits: {rounded_texts[i]}")
 
 # %% [markdown]
-# Both exact texts are wrong, too: these sentences aren't like the model's training data. This is an imitation: the program's own product (`Packed8`) changes other texts (*The sum*).
+# Both exact texts are wrong, too: these sentences aren't like the model's training data. This product is an imitation: the program's own product (`Packed8`) changes other texts (*The sum*).
 #
 # ## The sum
 #
@@ -527,7 +527,7 @@ figures.stop_table(timed)
 #
 # > **In short.** On 300 and 1,000 sentences ours is 1.1 to 1.3 times as fast as CTranslate2, a C++ program (medians). One sentence at a time, ours is 1.1 to 1.4 times as slow in 32 bits, and its median a little faster in 8 bits.
 #
-# Both have the same weights and two threads, and take turns for five rounds. CTranslate2 gets the fastest of five batch sizes for the 300; its time includes ids to pieces and back, a small part.
+# Both have the same weights, processor and two threads, and take turns for five rounds. CTranslate2 gets the fastest of five batch sizes for the 300; its time includes ids to pieces and back, a small part.
 
 # %%
 figures.race_chart(timed)

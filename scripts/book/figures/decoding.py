@@ -264,7 +264,8 @@ def race_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     return titled(
         alt.layer(*layers).properties(width=420, height=alt.Step(34)),
         f"Ours is faster than CTranslate2 in {ahead} of {len(rounds)} rounds",
-        "Dot: one round. Black: the median of a race's rounds. To the right of 1 ours is faster.",
+        "Dot: one round, in which both took their turn. Black: the median of a race's rounds. To "
+        "the right of 1 ours is faster. (The table has each program's own medians.)",
     )
 
 
