@@ -516,7 +516,7 @@ pd.DataFrame(differences, columns=columns).set_index("row")
 #
 # The record doesn't say what longer training, larger models, or an encoder-decoder with equal *work* would give: one stack did about 1.7 times as much (next section).
 #
-# **Why is the prefix mask worse?** Four more changes each take away one suspect, under both masks ([record](../results/prefix-causes-multi30k.json), by `python -m scripts.studies.prefix_causes --save`; all with one rate, that of the unchanged stacks; two seeds):
+# **Why is the prefix mask worse?** Four more changes each take away one suspect, under both masks ([record](../results/prefix-causes-multi30k.json), by `python -m scripts.studies.prefix_causes --save`; all with one rate, that of the unchanged stacks; three seeds):
 #
 # - *own weights for the source*: one set of layers reads the source, another writes (so there are more weights, too);
 # - *relative places*: scores depend on the distance of two tokens, too;
@@ -550,7 +550,7 @@ print(", ".join(f"{row}: {share:.1%} of the words" for row, share in words.items
 pd.DataFrame(frame).round(2)
 
 # %% [markdown]
-# In BLEU no change closes the gap: of 3.2, 1.1 to 2.6 remain. *Source asked, too* leaves least (1.8 and 0.4 with the two seeds), and none by the loss, but it harms both masks. *Relative places* and *own weights* help both, by 1.6 to 3.9 BLEU. Nor is it the length: both masks write about as many words. And part of the gap isn't in the loss. With own weights the prefix mask has a lower loss than the unchanged causal stack, but 1.0 BLEU less. So the record names no single cause.
+# In BLEU no change closes the gap: of 3.1, 1.4 to 2.5 remain. *Relative places* leaves least, and with each seed less than is left unchanged. That agrees with *positions anew* above: places are about half of the gap. *Own weights* helps both masks by 1.6 to 2.2, so little of the gap is gone. *Source asked, too* leaves 1.6, and none by the loss, but it harms both masks. Nor is it the length: both masks write about as many words. And part of the gap isn't in the loss: with own weights the prefix mask has a lower loss than the unchanged causal stack, but 1.0 BLEU less. So what is left has no name yet.
 #
 # ## Side by side
 #
