@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §6.1 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762) |
-# | Time | 20 minutes to read, 45 with the code; a minute to run on a CPU |
+# | Time | 20 minutes to read, 45 with the code; one and a half minutes to run on a CPU |
 # | Before, after | [Chapter 12 · Going fast](ch12_going_fast.ipynb) · [Chapter 14 · Leaving home](ch14_leaving_home.ipynb) |
 #
 # *If you read only three cells:* the family map, `write_and_leave`, `Screen`.
@@ -300,7 +300,7 @@ assert block_gains["the 8 largest"][65536] > 1.5 and block_gains["the 64 largest
 figures.gains_chart("blocks", block_gains)
 
 # %% [markdown]
-# Blocks gain from about 4,096 logits on for the 8 largest, from about 16,384 for the 64.
+# Blocks gain from about 4,096 logits on for the 8 largest, between 16,384 and 32,768 for the 64.
 #
 # ## Few bits propose, a bound decides
 #
@@ -411,7 +411,7 @@ assert screen_gains["8 bits, bound and exact logits"][128] > 1.1 or not fast.fas
 figures.gains_chart("screen", screen_gains, searching.SCREEN_FROM)
 
 # %% [markdown]
-# For one row the bound and the exact logits cost more than 8 bits save, for 128 rows a fifth of it. So greedy search uses the screen from 8 rows on. A beam search can't: it wants probabilities, and their denominator needs every logit.
+# For one row the bound and the exact logits cost more than 8 bits save, for 128 rows a fifth to a quarter of it. So greedy search uses the screen from 8 rows on. A beam search can't: it wants probabilities, and their denominator needs every logit.
 #
 # ## Eight bits in every product
 #
@@ -480,7 +480,7 @@ for contest in (ways, beams):
 figures.waterfall_chart(rivals.race(ways), rivals.race(beams, rounds=4))
 
 # %% [markdown]
-# No trick gains more than the cache. Then come 8 bits. In greedy search C and few bits gain a tenth each, no probabilities no more than the control. With a beam the control is too wide to tell what our C gains.
+# No trick gains more than the cache. Then come 8 bits. In greedy search C and few bits gain a tenth each, no probabilities no more than the control. With a beam the control is nearly as large as what our C gains.
 #
 # ## When may a beam stop?
 #
