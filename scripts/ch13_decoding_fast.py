@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §6.1 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762) |
-# | Time | 20 minutes to read, 45 with the code; one and a half minutes to run on a CPU |
+# | Time | 20 minutes to read, 45 with the code; 90 seconds to run on a CPU |
 # | Before, after | [Chapter 12 · Going fast](ch12_going_fast.ipynb) · [Chapter 14 · Leaving home](ch14_leaving_home.ipynb) |
 #
 # *If you read only three cells:* the family map, `write_and_leave`, `Screen`.
@@ -411,7 +411,7 @@ assert screen_gains["8 bits, bound and exact logits"][128] > 1.1 or not fast.fas
 figures.gains_chart("screen", screen_gains, searching.SCREEN_FROM)
 
 # %% [markdown]
-# For one row the bound and the exact logits cost more than 8 bits save, for 128 rows a fifth to a quarter of it. So greedy search uses the screen from 8 rows on. A beam search can't: it wants probabilities, and their denominator needs every logit.
+# For one row the bound and the exact logits cost more than 8 bits save, for 128 rows nearly a quarter of it. So greedy search uses the screen from 8 rows on. A beam search can't: it wants probabilities, and their denominator needs every logit.
 #
 # ## Eight bits in every product
 #
