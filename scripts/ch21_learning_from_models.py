@@ -511,7 +511,7 @@ figures.two_tests_chart(
     0.8,
     "With a beam, only all-mean gains over 0.8 on both tests",
     "Grey: within 0.8 of chapter 9's model with the best penalty, 1.4. On 1,000 captions about "
-    "so much can be luck. The others' penalties are validation's choice, too.",
+    "so much can be luck.",
 )
 
 # %%
