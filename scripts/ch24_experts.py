@@ -380,7 +380,7 @@ for expert in range(8):
 
 
 # %% [markdown]
-# (Commonest pieces, one seed.) Is this the router's work? As a control, k-means finds eight groups in the teacher's inputs, without experts.
+# (Commonest pieces, one seed.) As a control, k-means finds eight groups in the teacher's inputs, without experts.
 
 
 # %%
