@@ -344,7 +344,7 @@ for row in (short, greedy, drawn):
 figures.scores_table(means, (part, short, greedy, drawn), "loss", "bleu", "words", "back_bleu")
 
 # %% [markdown]
-# Greedy German gains BLEU; eight passes don't. Drawn German gains nothing beyond noise, and yet lowers the loss by 0.9 nats. Its captions are two words shorter, which costs BLEU, but those of greedy German are as short. How can a model predict English so much better, without a gain in translation that three seeds can tell?
+# Greedy German gains BLEU; eight passes don't. Drawn German gains nothing beyond noise, and yet lowers the loss by 0.9 nats. Its captions are two words shorter, which costs BLEU. But chrF, which has no penalty for that, shows no clear gain either (25.8 for 24.3). How can a model predict English so much better, without a gain in translation that three seeds can tell?
 #
 # A suspicion: a model also guesses the next word from the English before it. Then 27,188 more captions teach it English, whatever stands beside them.
 #
@@ -400,7 +400,7 @@ for text in runs.loc[runs["row"] == shuffled, "commonest"]:
 # %% [markdown]
 # *Shuffled German* reads nothing: its loss stays, and each of its models writes one caption for all 1,014 sources. They learned only English, though they saw the part's pairs, too.
 #
-# This can explain the puzzle. Beside another's German, *drawn German* has a far lower loss than *a part* (3.4 and 4.7 nats), but it relies less on its source: its loss rises by 0.5 nats, not by 0.9 (with eight passes 0.75). *Greedy German* has the lower loss, too, and relies on its source as much.
+# This can explain the puzzle. Beside another's German, *drawn German* has a far lower loss than *a part* (3.4 and 4.7 nats), but it relies less on its source: its loss rises by 0.5 nats, not by 0.9 (with eight passes 0.75). *Greedy German* relies on its source as much as *a part* does.
 #
 # (A rise says that a model reads, not that it reads well.)
 
@@ -518,7 +518,7 @@ figures.two_tests_chart(
 figures.gains_table(ladder, control)
 
 # %% [markdown]
-# (Means over a row's runs.) With a beam *all-mean* gains 1.0 on both tests; no other row gains much on both. (Chapter 9's model with 0.6 has 0.4 more on the test of 2017; against that, *all-mean*'s lead there may be luck.) Greedily it gains 1.2 and 0.2, *widened* 0.6 and 0.7. There *risk* gains 0.7 and *loses* 1.2.
+# (Means over a row's runs.) With a beam *all-mean* gains 1.0 on both tests; no other row gains much on both. (Chapter 9's model with 0.6 has 0.4 more on the test of 2017; against that, *all-mean*'s lead there may be luck.) Greedily it gains 1.2 and 0.2, *widened* 0.6 and 0.7. *Risk* gains 0.7 and *loses* 1.2, greedily.
 #
 # Averaging alone seems to help, too, but with one mean for each recipe, and not *risk*'s on the test of 2017.
 #

@@ -273,6 +273,8 @@ answers = {
 for name, answer in answers.items():
     print(f"{name}: garden {answer[-1, 0]:.1f}, house {answer[-1, 1]:.1f}")
 torch.testing.assert_close(answers["adding"][-1], values.sum(0))
+half = write_and_read(keys, keys, values, torch.tensor([1.0, 0.5]), correct=True)
+torch.testing.assert_close(half[-1], values.mean(0))  # a rate of ½ replaces half
 
 # %% [markdown]
 # Adding answers with both values. Softmax, which can't tell equal keys apart, answers with their mean. The delta rule says *house*.

@@ -406,7 +406,7 @@ actor_chart(who_acts, [run["who acts"] for run in load_record("ruvel-actors")["r
 # %% [markdown]
 # Of two beings, the one that alone has the capital letter acts, in either order: with each of eight seeds in at least 82% of the outputs ([record](../results/ruvel-actors.json), other sentences). If both or neither have it, mostly the first one acts.
 #
-# Is it the letter, or the piece that it makes? *Things* can tell: none begins a training sentence, so training has no piece of theirs with a capital letter. Put a thing first. If the actor alone has the letter, it acts in 98% of the outputs. If the thing has it, too, the actor acts in 28%, the thing never, and mostly another noun, or none. So the letter on an unknown piece still takes the actor's place away, but the model can't read whose name it is.
+# A model sees pieces, not letters. What does it make of an unknown piece? *Things* have them: none begins a training sentence, so training has no piece of theirs with a capital letter. Put a thing first. If the actor alone has the letter, it acts in 98% of the outputs. If the thing has one, too, the actor acts in 28% (6 to 70% by seed), and the thing never. Mostly the sentence then has another noun in the actor's place, or none. So an unknown piece in first place takes the actor's place, but the model can't read its name. Whether any unknown piece does so, we didn't try.
 #
 # Why doesn't the model go by the ending, the true rule? In training the two signs suffice. Even models that saw the ending on each object let a being with both signs act, in at least 86% of the outputs ([record](../results/ruvel-endings.json)).
 #

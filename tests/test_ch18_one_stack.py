@@ -230,6 +230,12 @@ def test_two_changes_together_close_the_gap_of_the_masks_and_none_alone():
     assert (means["bleu"].idxmax() == together).all()
     gains = means["bleu"] - means.loc["unchanged", "bleu"]
     assert [*gains.loc[together].round(1)] == [3.6, 6.9]
+    curves = runs.assign(change=runs["row"].str.partition(", ")[2], sees=runs["row"].str[:6])
+    curves = curves.explode("losses").assign(one_pass=lambda x: x.groupby(level=0).cumcount() + 1)
+    curves = curves.pivot_table("losses", ["change", "one_pass"], "sees", aggfunc="mean")
+    at = curves.loc[[(together, 2), ("unchanged", 3)]].astype(float)  # about as good
+    assert [*at["causal"].round(1)] == [2.4, 2.4]
+    assert [*(at["prefix"] - at["causal"]).abs().round(1)] == [0.0, 0.1]
     asked = means.loc["source asked, too"]
     assert (
         gains.loc["source asked, too"].max() < 0
