@@ -675,7 +675,7 @@ print(f"after: {after[:-1].min():.2f} to {after[:-1].max():.2f}, and the last {a
 adam = (U.mT @ gradient.sign() @ Vh.mT).diagonal().abs()
 figures.spectrum_chart(
     {"gradient": S / S[0], "its sign (Adam)": adam / adam[0], "Muon's step": after},
-    "Muon's step is even, but for the last direction; Adam's is hardly evener than the gradient",
+    "Muon's step is even, but for the last direction; Adam's first isn't",
 )
 
 # %% [markdown]
