@@ -216,20 +216,28 @@ def test_captions_have_20_and_19_pieces_on_average():
     assert [round(statistics.mean(lengths)) for lengths in sides] == [20, 19]
 
 
-def test_no_change_closes_the_gap_of_the_masks_in_bleu():
+def test_two_changes_together_close_the_gap_of_the_masks_and_none_alone():
     runs = pd.DataFrame(load_record("prefix-causes-multi30k")["runs"])
     both = by_mask(runs)
-    assert (both.groupby("change").size() == 2).all()
+    assert (both.groupby("change").size() == 3).all()
+    apart = (both["bleu", "causal"] - both["bleu", "prefix"]).unstack("change")
+    together = "own weights and relative places"
+    others = apart.drop(columns=together)
+    assert (apart[together] < others.min(axis=1)).all() and abs(apart[together].mean()) < 0.5
+    left = others.mean().round(1).to_dict()
+    assert left.pop("unchanged") == 3.1 and (min(left.values()), max(left.values())) == (1.4, 2.5)
     means = both.groupby("change").mean()
-    gaps = (means["bleu", "causal"] - means["bleu", "prefix"]).round(1).to_dict()
-    assert gaps.pop("unchanged") == 3.2 and (min(gaps.values()), max(gaps.values())) == (1.1, 2.6)
-    gains = (means["bleu"] - means.loc["unchanged", "bleu"]).T.round(1)
-    helpful = gains[["relative places", "own weights for the source"]].to_numpy()
-    assert (helpful.min(), helpful.max()) == (1.6, 3.9)
-    own, plain = means.loc["own weights for the source"], means.loc["unchanged"]
-    assert own["loss", "prefix"] < plain["loss", "causal"]
-    assert round(plain["bleu", "causal"] - own["bleu", "prefix"], 1) == 1.0
+    assert (means["bleu"].idxmax() == together).all()
+    gains = means["bleu"] - means.loc["unchanged", "bleu"]
+    assert [*gains.loc[together].round(1)] == [3.6, 6.9]
+    curves = runs.assign(change=runs["row"].str.partition(", ")[2], sees=runs["row"].str[:6])
+    curves = curves.explode("losses").assign(one_pass=lambda x: x.groupby(level=0).cumcount() + 1)
+    curves = curves.pivot_table("losses", ["change", "one_pass"], "sees", aggfunc="mean")
+    at = curves.loc[[(together, 2), ("unchanged", 3)]].astype(float)  # about as good
+    assert [*at["causal"].round(1)] == [2.4, 2.4]
+    assert [*(at["prefix"] - at["causal"]).abs().round(1)] == [0.0, 0.1]
     asked = means.loc["source asked, too"]
     assert (
-        gains["source asked, too"].max() < 0 and asked["loss", "prefix"] < asked["loss", "causal"]
+        gains.loc["source asked, too"].max() < 0
+        and asked["loss", "prefix"] < asked["loss", "causal"]
     )

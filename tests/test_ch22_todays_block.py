@@ -1,13 +1,21 @@
 """Chapter 22: the whole model against PyTorch's own functions and against a library's."""
 
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 from tiny import shaken
+from torch import nn
 
+from scripts import ROOT
 from scripts import ch22_todays_block as ch22
-from scripts.book.parts import small_runs
+from scripts.book.parts import RIVALS_OF_PARTS, added_loss, block_means, small_runs
+from scripts.book.records import load_record
+from scripts.ch06_training import LabelSmoothing, batch_loss
+from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.core import optimizers
+from scripts.core.models import load_model
+from scripts.corpora.load import load_corpus
 
 close = torch.testing.assert_close
 
@@ -103,7 +111,7 @@ def test_a_part_of_the_experiment_changes_one_thing(part):
     assert abs(sizes[0] / sizes[1] - 1) < 0.01
 
 
-def test_a_start_is_zeroed_or_flipped_as_it_says_and_nothing_else():
+def test_a_start_is_zeroed_untied_or_flipped_as_it_says_and_nothing_else():
     models = {}
     for start in ch22.STARTS:
         torch.manual_seed(0)
@@ -112,53 +120,93 @@ def test_a_start_is_zeroed_or_flipped_as_it_says_and_nothing_else():
         outputs = [(b.attention.project_output, b.feed_forward.contract) for b in model.blocks]
         zeroed = [not layer.weight.any() for pair in outputs for layer in pair]
         assert zeroed == ["zeroed" in start] * 4
-        assert model.generator.weight is model.embed.weight
+        assert (model.generator.weight is model.embed.weight) == ("untied" not in start)
         assert torch.equal(model.embed.weight, models["Qwen3"].embed.weight)
         scales = model.norm.weight
         assert (scales.abs() == 1).all() and scales.sum() == (0 if "flipped" in start else 64)
         assert scales.requires_grad
 
 
-@pytest.mark.parametrize("part", ch22.SLOWED)
-def test_slowed_queries_and_keys_begin_alike_and_move_a_quarter(part):
-    models, moved = [], []
-    for make, name in ((ch22.small_model, part.split(",")[0]), (ch22.slowed_model, part)):
-        torch.manual_seed(0)
-        models.append(make(name, 50))
-    ids = torch.randint(50, (2, 9))
-    close(*(model(ids) for model in models))
-    for model, scale in zip(models, (1, 4), strict=True):
-        asks = model.blocks[1].attention.project_query.weight
-        before = asks.detach().clone()
-        model(ids).sin().sum().backward()
-        torch.optim.Adam(model.parameters(), lr=0.01).step()
-        moved.append((asks.detach() - before) / scale)
-    close(moved[1], moved[0] / 4, rtol=1e-3, atol=1e-6)
+@pytest.mark.parametrize("slow", [0.25, 1.0])
+def test_queries_and_keys_learn_at_their_own_rate(slow):
+    rows, moved = [[1, *range(5, 20), 2]] * 20, {}
+    model = ch22.small_model("Qwen3", 50).float()
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    next(ch22.train_small(model, 0.01, 1, rows, slow=slow))
+    for name, weight in model.named_parameters():
+        moved[name] = (weight - before[name]).abs().max().item()
+    asks = {name for name in moved if name.endswith(("project_query.weight", "project_key.weight"))}
+    assert len(asks) == 4
+    for name, size in moved.items():  # Adam's first step is its rate
+        assert size == pytest.approx(0.01 / 25 * (slow if name in asks else 1), rel=0.01)
 
 
 def test_the_record_shows_harm_where_attention_is_not_sharp():
-    loss, sharp = (small_runs(measure).loc[0.04] for measure in ("loss", "sharpness"))
-    harm = loss.sub(loss["Qwen3"], axis=0)
-    assert (harm["no QK-norm"] > harm[["Qwen3", "LayerNorm", "ReLU"]].max(axis=1)).all()
-    assert (round(harm["no QK-norm"].min(), 2), round(harm["no QK-norm"].max(), 2)) == (0.06, 0.49)
-    slowed = loss["no QK-norm, slowed"] - loss["Qwen3, slowed"]
-    assert slowed.mean() > 2 * slowed.sem()
-    assert sharp["no QK-norm, slowed"].mean() < sharp["Qwen3"].mean()
+    parts = ["no QK-norm", "no QK-norm, slowed", "LayerNorm", "ReLU"]
+    added, sharp = added_loss(parts), small_runs("sharpness").loc[0.04]
+    high, low = added.loc[0.04], added.loc[0.005]
+    assert (high["no QK-norm"] > high[["LayerNorm", "ReLU"]].max(axis=1).clip(lower=0)).all()
+    assert (high[["LayerNorm", "ReLU"]].mean() < 0).all() and (low["no QK-norm"] < 0).all()
+    assert (high["no QK-norm, slowed"] > 0).sum() == 7
+    assert sharp["no QK-norm, slowed"].mean() < sharp["Qwen3"].mean() - 0.04
+
+
+def test_the_record_shows_harm_only_where_a_word_is_repeated_and_not_for_long():
+    added = added_loss(["zeroed", "untied, zeroed", "flipped, zeroed"]).groupby("rate").mean()
+    later = added_loss(["zeroed"], steps=240)["zeroed"].groupby("rate")
+    assert (added["zeroed"] > 0).tolist() == [False, True, True, True]
+    assert (added[["untied, zeroed", "flipped, zeroed"]] < 0).all(axis=None)
+    assert (later.mean() < 0.035).all() and (later.mean() < 2 * later.sem()).all()
+
+
+def test_the_translators_record_is_as_the_chapter_sums_it_up():
+    bleu = block_means(list(RIVALS_OF_PARTS)[:11])["bleu"]
+    assert (bleu[:8].idxmax(), bleu.idxmax(), bleu.idxmin()) == (
+        "rotary",
+        "today, Muon",
+        "zeroed outputs",
+    )
+    runs = pd.DataFrame(load_record("block-multi30k")["runs"])
+    long = runs[(runs["seed"] > 0) & (runs["epochs"] == 9)].groupby("row")["bleu"].mean()
+    assert round(long["today"] - long["2017"], 1) == 2.9
+    assert round(bleu["today, Muon"] - block_means(["2017"])["bleu"].item(), 1) == 7.1
 
 
 def test_sharpness_is_the_mean_largest_weight_of_all_but_the_first_token():
-    model, ids = shaken(fresh_model()), torch.randint(60, (3, 9))
-    layer, seen = model.blocks[0].attention, {}
-    layer.project_query.register_forward_hook(lambda _, x, y: seen.update(q=y))
-    layer.project_key.register_forward_hook(lambda _, x, y: seen.update(k=y))
+    model, ids, largest = shaken(fresh_model()), torch.randint(60, (3, 9)), []
+    seen = {}
+    for block in model.blocks:
+        for name in ("query", "key"):
+            layer, key = getattr(block.attention, f"project_{name}"), (block, name)
+            layer.register_forward_hook(lambda _, x, y, key=key: seen.update({key: y}))
     model(ids)
-    q, k = (
-        by_complex(seen[name].unflatten(-1, (-1, 8)).transpose(1, 2), norm)
-        for name, norm in (("q", layer.query_norm), ("k", layer.key_norm))
-    )
-    scores = q @ k.repeat_interleave(2, dim=1).mT / 8**0.5
-    largest = [scores[:, :, t, : t + 1].softmax(-1).amax(-1).mean().item() for t in range(1, 9)]
-    assert abs(ch22.sharpness(model, ids) - sum(largest) / 8) < 1e-9
+    for block in model.blocks:
+        q, k = (
+            by_complex(seen[block, name].unflatten(-1, (-1, 8)).transpose(1, 2), norm)
+            for name, norm in (
+                ("query", block.attention.query_norm),
+                ("key", block.attention.key_norm),
+            )
+        )
+        scores = q @ k.repeat_interleave(2, dim=1).mT / 8**0.5
+        largest += [
+            scores[:, :, t, : t + 1].softmax(-1).amax(-1).mean().item() for t in range(1, 9)
+        ]
+    assert abs(ch22.sharpness(model, ids) - sum(largest) / 16) < 1e-9
+
+
+def test_muons_step_is_even_but_for_one_direction_and_adams_hardly_evener_than_the_gradient():
+    """As the picture's title says, of the gradient that the chapter takes."""
+    trained = load_model(ROOT / "models" / "sample-de-en", "cpu")
+    model, pairs = trained.model.double().eval(), load_corpus("sample")["test"][:64]
+    batch = make_batch(encode_pairs(pairs, trained.tokenizer))
+    loss, _ = batch_loss(model, batch, LabelSmoothing(0.1))
+    (gradient,) = torch.autograd.grad(loss, model.decoder.layers[-1].feed_forward.expand.weight)
+    U, S, Vh = torch.linalg.svd(gradient, full_matrices=False)
+    steps = ch22.orthogonalised(gradient), gradient.sign()
+    muon, adam = ((U.mT @ step @ Vh.mT).diagonal().abs() for step in steps)
+    assert muon[:-1].max() < 2 * muon[:-1].min() and muon[-1] < 0.01 * muon[0]
+    assert adam.median() / adam[0] < 2 * S.median() / S[0]
 
 
 @pytest.mark.audit
@@ -189,10 +237,22 @@ def test_the_model_is_qwen3(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(12, 12), (20, 8), (8, 20)])
-def test_muons_step_is_the_chapters(monkeypatch, shape):
-    """In 16 bits and in 32; the chapter compares its own with a singular value decomposition."""
-    matrix = torch.randn(shape)
-    for half, error in ((True, 0.05), (False, 1e-5)):
-        monkeypatch.setattr(optimizers, "multiplies_bf16", lambda device, half=half: half)
-        fast = optimizers.near_orthogonal(matrix.float().unsqueeze(0))[0].double()
-        assert (fast - ch22.orthogonalised(matrix)).norm() < error * fast.norm()
+def test_two_steps_of_muon_are_the_commands_and_nearly_pytorchs(monkeypatch, shape):
+    monkeypatch.setattr(optimizers, "multiplies_bf16", lambda device: False)
+    start, average = torch.randn(shape), torch.zeros(shape)
+    models = {"ours": start.clone(), "commands": nn.Parameter(start.clone())}
+    steppers = [optimizers.Muon([models["commands"]], lr=0.1)]
+    if hasattr(torch.optim, "Muon"):  # from 2.9; it multiplies in 16 bits
+        models["pytorch"] = nn.Parameter(start.clone())
+        steppers.append(torch.optim.Muon([models["pytorch"]], lr=0.1, weight_decay=0.0))
+    for _ in range(2):
+        gradient = torch.randn(shape)
+        for name in models.keys() - {"ours"}:
+            models[name].grad = gradient.clone()
+        for stepper in steppers:
+            stepper.step()
+        ch22.muon_step(models["ours"], gradient, average, 0.1)
+    moved = {name: (weight - start).detach() for name, weight in models.items()}
+    for name, error in {"commands": 1e-5, "pytorch": 0.05}.items():
+        if name in moved:
+            assert (moved[name] - moved["ours"]).norm() < error * moved["ours"].norm()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from scripts.book.figures.own_pair import actors_chart, causes_chart, shown_table
+from scripts.book.figures.own_pair import actor_chart, by_tense, cause_chart
 from scripts.book.records import load_record
 from scripts.ch26_your_own_pair import (
     LEARNER,
@@ -108,15 +108,11 @@ def test_order_and_capital_letters_are_all_that_differs():
     }
 
 
-def test_a_model_that_reads_otherwise_isnt_drawn_among_the_seeds():
+def test_the_title_says_who_acts():
     runs = [run["who acts"] for run in load_record("ruvel-actors")["runs"]]
-    mine = {("the object", "the actor"): {"the true actor": 0.3}}
-    actors_chart(mine, runs)
-    with pytest.raises(ValueError, match="otherwise"):
-        actors_chart({form: {"the true actor": 0.7} for form in mine}, runs)
     runs[3]["neither; the object first"]["a being"] = {"the true actor": 0.6, "the object": 0.4}
     with pytest.raises(ValueError, match="title"):
-        actors_chart(mine, runs)
+        actor_chart({}, runs)
 
 
 def test_the_page_has_the_commands_that_the_study_ran():
@@ -190,18 +186,33 @@ def test_who_acts_by_letter_and_order():
     assert min(map(min, one)) > 0.82 and min(map(min, tie)) > 0.65
 
 
-def test_with_did_a_verb_must_have_been_shown_with_did():
+def test_the_letter_on_a_thing_takes_the_actors_place():
+    runs = [run["who acts"] for run in load_record("ruvel-actors")["runs"]]
+
+    def acts(who, role="the object"):
+        return [run[f"{who}; the object first"]["a thing"][role] for run in runs]
+
+    actor = [sum(acts(who, "the true actor")) / len(runs) for who in ("the actor", "both")]
+    assert [round(share, 2) for share in actor] == [0.98, 0.28]
+    assert max(acts("both") + acts("the object")) == 0
+
+
+def test_in_the_past_a_verb_must_have_been_shown_in_the_past():
     runs = load_record("ruvel-actors")["runs"]
-    assert shown_table(runs).to_numpy().tolist() == [[45, 1, 0], [85, 63, 0], [76, 70, 0]]
-    assert [shown_table([run]).loc["did"].iloc[0] for run in (runs[3], runs[7])] == [66, 17]
-    others = [shown_table(runs[:3], fifty) for fifty in "234"]
-
-    def ends(column):
-        rows = pd.concat([table[column] for table in others], axis=1)
-        return [(min(row), max(row)) for row in rows.to_numpy().tolist()]
-
-    assert ends("only with another helper") == [(0, 2), (6, 92), (10, 84)]
-    assert ends("not at all") == [(2, 10), (22, 78), (0, 45)]
+    assert by_tense(runs).to_numpy().tolist() == [[45, 1], [80, 66]]
+    others = [by_tense(runs[:3], fifty)["only in the other tense"] for fifty in "234"]
+    assert [table["past"] for table in others] == [0, 1, 2]
+    assert pd.concat(others)["present"].dropna().tolist() == [13, 58]
+    kept = {"did": [], "does": []}
+    for run in runs:
+        for helper, shares in kept.items():
+            row = run["negations"]["1"][f"{helper}; the other tense"]
+            shares.append(row["kept"] / row["of"])
+    assert min(kept["did"]) > 0.71 and max(kept["does"]) < 0.26
+    drawn = [
+        run["negations"]["1"][f"{h}; another verb"] for run in runs for h in ("did", "do", "does")
+    ]
+    assert not any(row["right"] for row in drawn)
     wrong, asked = Counter(), Counter()
     for run in runs:
         for name, row in run["negations"]["1"].items():
@@ -211,16 +222,9 @@ def test_with_did_a_verb_must_have_been_shown_with_did():
     assert shares == [0.51, 0.73]  # "half", "nearly three quarters"
 
 
-def test_what_the_fifties_show():
-    """The chapter's lacks one verb; with as many "did", two others leave 44 and 166 mistakes."""
-    shown = {draw: [negation(target) for _, target in fifty] for draw, fifty in DRAWS.items()}
-    asked = [negation(target)[1] for _, target in MANY]
-    assert {*asked} - {verb for _, verb in shown[1]} == {"draw"} and asked.count("draw") == 49
-    helpers = [Counter(helper for helper, _ in shown[draw])["did"] for draw in (2, 4)]
-    assert helpers == [24, 23]
-    drawn = [run["draws"] for run in load_record("ruvel-causes")["runs"] if "draws" in run]
-    left = [sum(row[draw]["mistakes"]["does for did"] for row in drawn) for draw in "24"]
-    assert left == [44, 166]
+def test_the_fifty_show_each_verb_but_one():
+    shown, asked = ([negation(target)[1] for _, target in pairs] for pairs in (FIFTY, MANY))
+    assert {*asked} - {*shown} == {"draw"}
 
 
 def test_a_cause_is_what_alone_is_wrong():
@@ -236,7 +240,7 @@ def test_a_cause_is_what_alone_is_wrong():
     }
     assert {output: cause(output, right) for output in wrong} == wrong
     with pytest.raises(ValueError, match="most"):  # three of six
-        causes_chart([*wrong.values()], ["did"] * 6)
+        cause_chart([*wrong.values()], ["did"] * 6)
 
 
 def test_by_what_the_fifty_show():

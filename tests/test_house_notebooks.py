@@ -15,7 +15,7 @@ from scripts.book.look import VEGALITE
 from scripts.book.pairs import CONFIG
 
 STEMS = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
-MOST_IGNORED = 33  # cells whose output nbval may ignore: timings, devices, dropout, live training
+MOST_IGNORED = 36  # cells whose output nbval may ignore: timings, devices, dropout, live training
 HEADLESS = [path for path in CHAPTERS if path.stem[:4] in ("ch03", "ch08", "ch14")]
 HIDDEN = ("DISPLAY", "WAYLAND_DISPLAY", "MULTI30K_DIR", "RANK", "PYTHONPATH")
 ALONE = {name: value for name, value in os.environ.items() if name not in HIDDEN}

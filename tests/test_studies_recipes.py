@@ -24,6 +24,7 @@ from scripts.studies.recipes import (
     REVERSE,
     RISK,
     SAMPLED,
+    SHORT,
     SHUFFLED,
     TAUGHT,
     distinct_candidates,
@@ -89,10 +90,10 @@ def test_a_model_that_others_need_is_trained_once(few, monkeypatch):
         recipes.kept_model(SETTING, REVERSE, 2e-3, 2)  # another seed
 
 
-@pytest.mark.parametrize("row", [TAUGHT, PART, REVERSE, SAMPLED, MORE, RISK])
+@pytest.mark.parametrize("row", [TAUGHT, PART, SHORT, REVERSE, SAMPLED, MORE, RISK])
 def test_each_row_is_scored_where_it_counts(few, row):
     run = recipes.work(SETTING, task(row))
-    assert {"loss", "bleu", "chrf", "risk", "words"} <= {*run}
+    assert {"loss", "bleu", "chrf", "risk", "words", "other_loss", "distinct"} <= {*run}
     assert ("loss_teacher" in run) == (row in (ALL, TAUGHT))
     assert ("back_bleu" in run) == (row == SAMPLED)
     swept = recipes.work(SETTING, task(row, SWEEP))

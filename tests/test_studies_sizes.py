@@ -58,5 +58,5 @@ def test_the_chart_says_what_the_record_says():
     assert sizes.BASE.epochs == 18 and max(short) < 200 < sizes.BASE.warmup  # as chapter 26 says
     with pytest.raises(ValueError, match="isn't larger than the spread"):
         sizes_chart(frame.assign(bleu=20.0))
-    with pytest.raises(ValueError, match="half the BLEU"):
-        sizes_chart(frame.assign(bleu=frame["bleu"] - 9 * (frame["recipe"] == "longer")))
+    with pytest.raises(ValueError, match="about 8 BLEU"):
+        sizes_chart(frame.assign(bleu=frame["bleu"] - 2 * (frame["pairs"] == 10_000)))

@@ -46,7 +46,19 @@ def block_verdicts() -> dict[str, Verdict]:
     return verdicts(scores, RIVALS_OF_PARTS)
 
 
-def small_runs(measure: str) -> pd.DataFrame:
+def small_runs(measure: str, steps: int = 60) -> pd.DataFrame:
     """Loss or sharpness of chapter 22's small models: a row for each rate and seed."""
     runs = pd.DataFrame(load_record("block-rates")["runs"])
+    runs = runs[runs["steps"] == steps]
     return runs.pivot(index=["rate", "seed"], columns="part", values=measure)
+
+
+def added_loss(parts: Sequence[str], steps: int = 60) -> pd.DataFrame:
+    """Each small model's loss minus its base's, in nats, at the same rate with the same seed.
+
+    A base is Qwen3; it is slowed, untied or flipped if the model is.
+    """
+    loss = small_runs("loss", steps)
+    bases = {"slowed": "Qwen3, slowed", "untied": "untied", "flipped": "flipped"}
+    base = {part: next((bases[kind] for kind in bases if kind in part), "Qwen3") for part in parts}
+    return pd.DataFrame({part: loss[part] - loss[base[part]] for part in parts})

@@ -9,6 +9,12 @@ from pathlib import Path
 
 CAPTIONS = Path(__file__).with_name("captions.txt").read_text("utf-8")
 
+# Their German verbs, in the forms that occur and are one piece for chapter 9's translator.
+VERBS = """bauen bläst dreht essen fährt fängt füttert haben hat hält jagt klettert kämpfen lacht
+läuft liegt liest machen raucht reitet rennen reparieren repariert ruht schießt schläft schneidet
+sieht singt sitzt spielen spielt springt steht stehen streicht tanzen tragen trägt überquert
+verkauft warten wäscht zeigt zieht"""
+
 
 @dataclass(frozen=True)
 class AlignedPair:

@@ -138,7 +138,7 @@ class PreparedLayer:
         (2, B, H, S, d_k).
         """
         q, kv = self.look_back(x, self.before[0]).tensor_split([x.size(1)], dim=1)  # (B·k, D), 2·D
-        kv = kv.unflatten(0, (source.size(1), -1)).unflatten(-1, (2, self.heads, -1))
+        kv = kv.unflatten(0, (past.size(1), -1)).unflatten(-1, (2, self.heads, -1))
         past[..., -kv.size(1) :, :] = kv.permute(2, 0, 3, 1, 4)
         heads = attend(q, past, family)  # (B·k, D)
         x = PATH.norm(self.after[0], self.look_back_out(heads, more=x))

@@ -1,9 +1,9 @@
 """Why the prefix mask is worse (chapter 18): `python -m scripts.studies.prefix_causes`.
 
 Each suspect is one change, made under both masks, beside the unchanged stacks of the study `stacks`
-(the same setting, batches and seeds). Where a change adds weights, the stack begins as the
-unchanged one, so that its first loss is the same. A suspect without a change is the length: each
-run has its outputs' length beside that of the references.
+(the same setting, batches and seeds); two are also made together. Where a change adds weights, the
+stack begins as the unchanged one, so that its first loss is the same. A suspect without a change is
+the length: each run has its outputs' length beside that of the references.
 """
 
 import copy
@@ -32,11 +32,12 @@ BASE = replace(stacks.BASE, lr=0.0168, name="prefix-causes")  # the rate that su
 REACH = 16  # tokens further apart share a number
 FIRST = 128  # the place of every target's <s>: no source is as long
 
-Suspect = Literal["none", "own", "relative", "fixed", "asked"]
+Suspect = Literal["none", "own", "relative", "both", "fixed", "asked"]
 SUSPECTS: dict[Suspect, str] = {
     "none": "unchanged",
     "own": "own weights for the source",
     "relative": "relative places",
+    "both": "own weights and relative places",
     "fixed": f"targets from place {FIRST}",
     "asked": "source asked, too",
 }
@@ -47,10 +48,10 @@ class ChangedStack(OneStack):
 
     def __init__(self, plain: OneStack, suspect: Suspect):
         super().__init__(plain.embed, plain.stack, plain.generator)
-        self.reader = copy.deepcopy(plain.stack) if suspect == "own" else plain.stack
+        self.reader = copy.deepcopy(plain.stack) if suspect in ("own", "both") else plain.stack
         N, h = len(plain.stack.layers), plain.stack.layers[0].self_attn.h
         table = nn.Parameter(torch.zeros(N, h, 2 * REACH + 1))  # (N, H, offsets)
-        self.offsets = table if suspect == "relative" else None
+        self.offsets = table if suspect in ("relative", "both") else None
 
     def bias(self, i: int, places: Tensor, others: Tensor) -> Tensor | float:
         """What layer i adds to scores: places (…, T) look at others (…, S), to (H, …, T, S)."""
@@ -203,10 +204,8 @@ ROWS = {
 
 
 def plan_runs(plan: Plan) -> None:
-    """Seeds at the rate of all stacks; then, should another suit a row better, seeds at that."""
+    """Three seeds of each row, at the rate of all stacks."""
     plan += [{"row": row, "lr": BASE.lr, "seed": seed} for seed in SEEDS for row in ROWS]
-    for row in ROWS:
-        plan.seeds(plan.sweep({"row": row}, BASE.lr))
 
 
 def work(setting: Any, task: Run) -> Run:

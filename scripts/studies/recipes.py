@@ -5,14 +5,15 @@ rate that a sweep found best for it; what counts is three fresh seeds. Models th
 kept in the folder of runs.
 
 One row shows how far the loss falls beside sources that say nothing: `SHUFFLED` has the same
-captions, each beside another's German, and the rate of the row of drawn German. Such sources also
-do harm (BLEU falls), so the row doesn't say how much of a lower loss is English alone.
+captions, each beside another's German, and the rate of the row of drawn German. Each model is also
+asked for the loss beside another caption's German, and for how many different texts it writes.
 """
 
 import copy
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -59,6 +60,7 @@ TUNING_LR = 5e-4  # where the sweeps of fine-tuning begin; a rate falls linearly
 STEPS, SENTENCES = 200, 16  # of fine-tuning; source sentences in a step
 CANDIDATES, SHARPNESS = 8, 0.05  # draws for each source; the α of Q
 ALL, TAUGHT, PART, REVERSE = "all pairs", "teacher's translations", "a part", "reverse model"
+SHORT = "a part, in 8 passes"  # all of its rate's decay comes before the part is known by heart
 GREEDY, SAMPLED = "a part, back-translated", "a part, back-translated by sampling"
 SHUFFLED = "a part, with shuffled German"
 MORE, RISK = "more cross-entropy", "minimum risk"
@@ -119,7 +121,7 @@ def read_by(setting: Mapping[str, Any], task: Run) -> tuple[TrainingData, Run]:
         texts = translate(reverse, targets, DecodeOptions(beam=1, sample=row == SAMPLED, seed=seed))
         facts = {"back_bleu": round(corpus_bleu(texts, people).score, 2)}
         return ch21.back_translated(data, known, lambda _: texts), facts
-    part = part_of(data, SHARE) if row in (PART, REVERSE) else data
+    part = part_of(data, SHARE) if row in (PART, SHORT, REVERSE) else data
     return (turned_around(part) if row == REVERSE else part), {}
 
 
@@ -240,11 +242,19 @@ def fine_tuned(
 
 
 def scored(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
-    """Scores of greedy translations of the validation split, and their words."""
+    """Scores of greedy translations of the validation split, their words, how many differ.
+
+    And the loss of each caption beside another's source.
+    """
     sources, references = zip(*data.corpus["val"], strict=True)
     texts = translate(trained, sources, DecodeOptions(beam=1))
     chrf = corpus_chrf(texts, references).score
+    other = replace(data, val=ch21.beside_others(data.val))
+    (commonest, times), *_ = Counter(texts).most_common()
     return {
+        "other_loss": round(validation_loss(trained.model, row, trained.config, other), 5),
+        "distinct": len({*texts}),
+        "commonest": {"text": commonest, "times": times},
         "bleu": round(corpus_bleu(texts, references).score, 2),
         "chrf": round(chrf, 2),
         "risk": round(1 - chrf / 100, 4),
@@ -284,6 +294,8 @@ def plan_runs(plan: Plan) -> None:
     part = plan.best([{"row": PART, "epochs": passes} for passes in PASSES], BASE.lr)
     for place in (whole, reverse, taught, part):
         plan.seeds(place)
+    short = plan.sweep({"row": PART, "epochs": PASSES[0]}, BASE.lr)
+    plan.seeds(short and short | {"row": SHORT})
     for row in (GREEDY, SAMPLED) if reverse else ():
         swept = plan.sweep({"row": row, "reverse_lr": reverse["lr"]}, BASE.lr)
         plan.seeds(swept)

@@ -124,9 +124,10 @@ def rates_chart(
         rates = sorted(set(frame.index.get_level_values("rate")))
         x = alt.X("rate:Q", title="peak learning rate").axis(values=rates, format="~g", grid=False)
         x = x.scale(domain=[0.93 * rates[0], 1.07 * rates[-1]], **LOG)
-        runs = frame.melt(var_name="part", value_name="y", ignore_index=False).reset_index()
+        runs = frame.melt(var_name="part", value_name="y", ignore_index=False)
+        runs = runs.dropna().reset_index()
         means = runs.groupby(["part", "rate"], sort=False, as_index=False)["y"].mean()
-        look = {"y_title": measure, "zero": True, "width": 230, "height": 240}
+        look = {"y_title": measure, "zero": True, "width": 460 // len(measures), "height": 240}
         curves = lines(means, "rate", "y", "part", **look).encode(x, color=color)
         dots = alt.Chart(rounded(runs[["part", "rate", "y"]])).mark_circle(
             size=16, opacity=1, fillOpacity=0.5
@@ -157,14 +158,15 @@ def parts_chart(runs: pd.DataFrame, rows: Sequence[str], title: str) -> alt.TopL
 
 
 def spectrum_chart(values: Mapping[str, Tensor], title: str) -> alt.TopLevelMixin:
-    """Singular values of several matrices, in order, on a log scale."""
+    """How large several matrices are along the same directions, on a log scale."""
     table = {name: dict(enumerate(own.tolist(), start=1)) for name, own in values.items()}
-    frame = long(table, "matrix", "direction", "singular value")
-    chart = lines(frame, "direction", "singular value", "matrix", height=200)
+    frame = long(table, "matrix", "direction", "size along it")
+    chart = lines(frame, "direction", "size along it", "matrix", height=200)
     chart.encoding.y["scale"] = alt.Scale(type="log")
     chart.encoding.y["axis"] = alt.Axis(values=[10.0**-i for i in range(7)], format="~g")
     return titled(
         chart,
         title,
-        "Singular values (log scale). The gradient's and its sign's are divided by their largest.",
+        "Size along the gradient's own directions (log scale); the gradient's and its sign's are "
+        "divided by their size along the first.",
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scripts import Late
 from scripts.book.charts import heatmap, lines, long, rounded, titled
-from scripts.book.look import GREY, LOG, PALETTE, bar_axis, colored, row_axis
+from scripts.book.look import GREY, INK, LOG, PALETTE, bar_axis, colored, row_axis
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -169,9 +169,9 @@ def family_chart(family: Tensor, cached: Sequence[str]) -> alt.TopLevelMixin:
     )
 
 
-def bound_chart(rough: Tensor, exact: Tensor, error: float) -> alt.TopLevelMixin:
+def bound_chart(rough: Tensor, exact: Tensor, error: Tensor, tokenizer: Any) -> alt.TopLevelMixin:
     """The 8 tokens that look best, with their intervals: coarse values (V,), exact ones (V,)."""
-    shown, floor = rough.topk(8).indices, rough.max().item() - error
+    shown, floor = rough.topk(8).indices, (rough.max() - error).item()
     assert shown[1] == exact.argmax(), "the title says so"
     values = {"coarse": rough, "low": rough - error, "high": rough + error, "exact": exact}
     frame = pd.DataFrame({name: value[shown].tolist() for name, value in values.items()})
@@ -179,12 +179,13 @@ def bound_chart(rough: Tensor, exact: Tensor, error: float) -> alt.TopLevelMixin
         "may be the largest" if high >= floor else "ruled out" for high in frame["high"]
     ]
     frame["label"] = frame["exact"].map("{:.3f}".format)
+    frame["piece"] = [tokenizer.processor.id_to_piece(token) for token in shown.tolist()]
     frame = rounded(frame.assign(rank=range(1, len(shown) + 1)))
     ends = [frame["low"].min() - 0.3, frame["high"].max() + 1]
     scale = alt.Scale(domain=ends, nice=False)
     x = {name: alt.X(f"{name}:Q", scale=scale) for name in ("low", "high", "coarse", "exact", "x")}
     x["low"] = x["low"].title("logit").axis(tickCount=8, format=".0f")
-    y = alt.Y("rank:O", title="rank by coarse logit").axis(ticks=False)
+    y = alt.Y("piece:N", title=None, sort=frame["piece"].tolist()).axis(ticks=False)
     fates = {"may be the largest": PALETTE[0], "ruled out": "#999999"}
     color = colored("token", fates, sort=list(fates), title=None)
     limit = alt.Chart(pd.DataFrame({"x": [round(floor, 3)]}))
@@ -203,9 +204,9 @@ def bound_chart(rough: Tensor, exact: Tensor, error: float) -> alt.TopLevelMixin
     return titled(
         alt.layer(*layers).properties(width=480, height=alt.Step(20)),
         "The token of the second-largest coarse logit is the largest, and the bound keeps it",
-        "The 8 largest coarse logits of a row. Tick: coarse logit. Orange: exact logit, in "
-        "numbers for the first two. Bar: where the bound lets it lie. A bar that ends left of the "
-        "dashed line can't hold the largest, as the first bar lies wholly to the right of it: "
+        "The tokens of the 8 largest coarse logits of a row. Tick: coarse logit. Orange: exact "
+        "logit, in numbers for the first two. Bar: where the bound lets it lie. A bar that ends "
+        "left of the dashed line can't hold the largest, as the first bar lies to the right of it: "
         f"{able} of {len(rough):,} tokens may be the largest.",
     )
 
@@ -240,25 +241,31 @@ def race_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
             race["sentences"], race["beam"], race["program"], strict=True
         )
     ]
+    race["precision"] = race["program"].str.removeprefix("ours, ")
     race["label"] = race["ratio"].map("×{:.2f}".format)
     order = race["race"].tolist()
-    rounds = rounded(race[["race", "rounds"]].explode("rounds").astype({"rounds": float}))
+    rounds = rounded(
+        race[["race", "precision", "rounds"]].explode("rounds").astype({"rounds": float})
+    )
     ends = [0.9 * rounds["rounds"].min(), 1.1 * rounds["rounds"].max()]
     x = alt.X("rounds:Q", title="CTranslate2's time over ours").scale(domain=ends, **LOG)
     x = x.axis(values=[0.8, 1, 1.2, 1.4, 1.6, 1.8], grid=False)
     dots, medians = alt.Chart(rounds), alt.Chart(race[["race", "ratio", "label"]])
     medians = medians.encode(alt.X("ratio:Q"), row_axis("race", order))
+    shades = {"float32": PALETTE[0], "int8": PALETTE[1]}
+    color = colored("precision", shades, title=None)
     layers = [
         alt.Chart(pd.DataFrame({"rounds": [1.0]})).mark_rule(color=GREY).encode(x),
-        dots.mark_point(filled=True, color=PALETTE[0]).encode(x, row_axis("race", order)),
-        medians.mark_tick(thickness=2.5, size=18, color=PALETTE[1]),
-        medians.mark_text(dy=-14, color=PALETTE[1]).encode(text="label:N"),
+        dots.mark_point(filled=True).encode(x, row_axis("race", order), color),
+        medians.mark_tick(thickness=2.5, size=18, color=INK),
+        medians.mark_text(dy=-14).encode(text="label:N"),
     ]
     ahead = (rounds["rounds"] > 1).sum()
     return titled(
         alt.layer(*layers).properties(width=420, height=alt.Step(34)),
         f"Ours is faster than CTranslate2 in {ahead} of {len(rounds)} rounds",
-        "Blue: one round. Orange: the median of a race's rounds. To the right of 1 ours is faster.",
+        "Dot: one round, in which both took their turn. Black: the median of a race's rounds. To "
+        "the right of 1 ours is faster. (The table has each program's own medians.)",
     )
 
 

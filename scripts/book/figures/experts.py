@@ -80,43 +80,49 @@ def step_chart(router: Tensor, cloud: Tensor, mean: Tensor, step: Tensor) -> alt
     )
 
 
-def in_use_chart(runs: Mapping[str, Sequence[tuple[int, int, float]]]) -> alt.ConcatChart:
-    """Experts in use at first and at last, for each row's seeds; the last two rows learn freely."""
-    drawn, means = [], []
-    for i, name in enumerate(("at the first step", "in the last 20 steps")):
-        counts = [[run[i] for run in row] for row in runs.values()]
-        means = [sum(row) / len(row) for row in counts]
-        chart = heatmap(
-            [[*row, mean] for row, mean in zip(counts, means, strict=True)],
-            [*runs],
-            [*range(len(counts[0])), "mean"],
-            column_title="seed",
-            domain=(0, 8),
-            cell=36,
-            texts=[
-                [*map(str, row), f"{mean:.1f}"] for row, mean in zip(counts, means, strict=True)
-            ],
-        )
-        for layer in chart.layer if i else []:
-            layer.encoding.y["axis"].labels = False  # the first panel has them
-        drawn.append(chart.properties(title=alt.Title(name, fontSize=13)))
-    assert max(means[-2:]) + 1 < min(means[:-2])  # the last panel's
+def in_use_chart(
+    toys: Mapping[str, Sequence[Sequence[tuple[int, float]]]],
+) -> alt.ConcatChart:
+    """Experts in use and errors: rows of five columns of runs, one for each seed.
+
+    In the last column an expert is alone, and learns the task of the first two rows only.
+    """
+    columns = ["neither", "uneven start", "steps along m", "both", "one alone"]
+    rows = ["{} experts, {} task".format(*name.split(", ")) for name in toys]
+    counts = [[[run[0] for run in runs] for runs in row[:4]] for row in toys.values()]
+    errors = [[sum(run[1] for run in runs) / len(runs) for runs in row] for row in toys.values()]
+    used = [[sum(seeds) / len(seeds) for seeds in row] for row in counts]
+    few, many = [*used[0][2:], *used[1][2:]], [used[0][0], used[1][0], *used[2], *used[3]]
+    assert max(few) + 1 < min(many)
+    assert max(row[-1] for row in errors[:2]) + 0.1 < min(row[-1] for row in errors[2:])
+    texts = [
+        [f"{mean:.1f} ({min(seeds)}–{max(seeds)})" for mean, seeds in zip(*pair, strict=True)]
+        for pair in zip(used, counts, strict=True)
+    ]
+    left = heatmap(used, rows, columns[:4], texts=texts, cell=(80, 40), domain=(0, 8))
+    right = heatmap(errors, rows, columns, cell=(46, 40), domain=(0, 1))
+    for layer in right.layer:
+        layer.encoding.y["axis"].labels = False  # the first panel has them
+    for panel in (left, right):
+        panel.layer[0].encoding.color.legend = None  # each number is written
+    panels = (left.properties(title="Experts in use"), right.properties(title="Error"))
     return titled(
-        alt.concat(*drawn, spacing=15),
-        "Few stay in use only where the router reads the mean and experts that read it learn",
-        "Experts in use, of eight; the rows are those of the table.",
+        alt.concat(*panels, spacing=15).resolve_scale(color="independent"),
+        "Steps along the mean leave few in use only where one expert can learn the task alone",
+        "Means of six seeds; in brackets the fewest and the most. A task is made by a network of "
+        "random weights; errors are divided by its variance.",
     )
 
 
-def visits_chart(histories: Mapping[str, Tensor]) -> alt.FacetChart:
-    """Visits (steps, 8) as stacked areas over the steps, a panel for each run."""
+def visits_chart(histories: Mapping[str, Sequence[Tensor]]) -> alt.FacetChart:
+    """Visits, (8,) of each step, as stacked areas over the steps, a panel for each run."""
     rows, names, used = [], [], []
     for name, history in histories.items():
-        end = history[-10:].sum(0)
+        end = sum(history[-10:])
         used.append(int((end > 0.02 * end.sum()).sum()))
         names.append(f"{name}: {used[-1]} in use")
         for step in range(0, len(history), 10):
-            visits = history[step : step + 10].sum(0)
+            visits = sum(history[step : step + 10])
             parts = (visits / visits.sum()).tolist()
             rows += [
                 {"run": names[-1], "step": step, "expert": expert, "part": part}

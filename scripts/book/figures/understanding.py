@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from scripts import Late
 from scripts.book.charts import bars, heatmap, lines, long, named, panels, rounded, titled
 from scripts.book.figures.diagram import Diagram, drawn
-from scripts.book.look import GREY, INK, LOG, PALETTE, bar_axis, colored, row_axis
+from scripts.book.look import GREY, INK, LOG, PALE, PALETTE, bar_axis, colored, row_axis
 from scripts.book.records import load_record, record_names
 
 alt, pd = Late("altair"), Late("pandas")
@@ -560,8 +561,24 @@ def next_words_chart(
     return titled(side_by_side, title, caption, wrap=80)
 
 
+def shares_table(lessons: Mapping[tuple[str, float], Sequence[tuple[Any, Tensor, Tensor]]]) -> Any:
+    """What the q of each student's lessons give the person's word, and the five largest others.
+
+    A lesson is a batch, its labels (N,) and q (N, V). Means over all places.
+    """
+    rows = []
+    for student, parts in lessons.items():
+        labels = torch.cat([labels for _, labels, _ in parts]).unsqueeze(1)  # (N, 1)
+        q = torch.cat([q for _, _, q in parts])  # (N, V)
+        others = q.scatter(1, labels, 0.0).topk(5)[0].sum(dim=1)  # (N,)
+        rows.append([*student, q.gather(1, labels).mean().item(), others.mean().item()])
+    columns = ["targets", "τ", "q, the person's word", "q, its five likeliest others"]
+    return pd.DataFrame(rows, columns=columns).round(3)
+
+
 SCORES = {"loss": "loss on people's text", "loss_teacher": "loss on the teacher's text"}
-SCORES |= {"bleu": "BLEU", "chrf": "chrF", "words": "words a caption", "back_bleu": "German's BLEU"}
+SCORES |= {"bleu": "BLEU", "chrf": "chrF", "words": "words a caption", "back_bleu": "BLEU, German"}
+SCORES |= {"other_loss": "loss beside another's German", "distinct": "different texts"}
 
 
 def scores_table(means: pd.DataFrame, rows: Sequence[str], *scores: str) -> pd.DataFrame:
@@ -572,29 +589,21 @@ def scores_table(means: pd.DataFrame, rows: Sequence[str], *scores: str) -> pd.D
 def falls_chart(
     means: pd.DataFrame, start: str, rows: Mapping[str, str], title: str, caption: str
 ) -> alt.TopLevelMixin:
-    """A line from the loss of row `start` to that of each of `rows`, which have names here.
-
-    `means` has a "loss" and a "bleu" for each row. BLEU stands beside the ends: once where all
-    lines start.
-    """
-    frame = means.loc[[*rows], ["loss", "bleu"]].assign(name=[*rows.values()])
-    frame = frame.assign(before=means.loc[start, "loss"], bleu_before=means.loc[start, "bleu"])
-    base = alt.Chart(rounded(frame)).encode(row_axis("name", list(frame["name"]), labelLimit=260))
-    end = alt.X("loss:Q", title="validation loss, nats a token").axis(tickCount=6)
-    end, begin = end.scale(zero=False, nice=False, padding=84), alt.X("before:Q")
-    notes = ("format(datum.bleu, '.1f')", "format(datum.bleu_before, '.1f')")
-    left = base.transform_calculate(note=f"'BLEU ' + {notes[0]}").mark_text(align="right", dx=-10)
-    right = base.transform_filter(alt.datum.name == frame["name"].iloc[0])
-    right = right.transform_calculate(note=f"'BLEU ' + {notes[1]}").mark_text(align="left", dx=10)
-    layers = [
-        base.mark_rule(color=GREY, strokeWidth=2).encode(end, x2="before:Q"),
-        base.mark_circle(size=90, opacity=1, color=PALETTE[0]).encode(end),
-        base.mark_point(size=90, color=PALETTE[0], fill="white", opacity=1).encode(begin),
-        left.encode(end, text="note:N"),
-        right.encode(begin, text="note:N"),
-    ]
-    chart = alt.layer(*layers).properties(width=440, height=36 * len(frame))
-    return titled(chart, title, caption, wrap=80)
+    """A panel for the loss, one for BLEU: a line from row `start` to each of `rows`, named here."""
+    charts = []
+    for score, heading in (("loss", "validation loss, nats a token"), ("bleu", "BLEU")):
+        frame = means.loc[[*rows], [score]].assign(name=[*rows.values()])
+        base = alt.Chart(rounded(frame.assign(before=means.loc[start, score])))
+        base = base.encode(row_axis("name", [*rows.values()], labels=not charts))
+        x = alt.X(f"{score}:Q", title=heading).axis(tickCount=6)
+        x, begin = x.scale(zero=False, nice=False, padding=12), alt.X("before:Q")
+        layers = [
+            base.mark_rule(color=GREY, strokeWidth=2).encode(x, x2="before:Q"),
+            base.mark_circle(size=90, opacity=1, color=PALETTE[0]).encode(x),
+            base.mark_point(size=90, color=PALETTE[0], fill="white", opacity=1).encode(begin),
+        ]
+        charts.append(alt.layer(*layers).properties(width=230, height=36 * len(frame)))
+    return titled(alt.hconcat(*charts), title, caption, wrap=80)
 
 
 TESTS = ("BLEU, test of 2016", "BLEU, test of 2017")
@@ -616,32 +625,47 @@ def ladder_runs(rungs: Mapping[str, str]) -> pd.DataFrame:
 
 
 def two_tests_chart(
-    runs: pd.DataFrame, control: tuple[str, float, float], title: str, caption: str
+    runs: pd.DataFrame, control: tuple[str, float, float], luck: float, title: str, caption: str
 ) -> alt.TopLevelMixin:
-    """Every run a mark, BLEU on one test across and on another up.
+    """Every model a mark, BLEU on one test across and on another up; a mean has another shape.
 
-    `control` has a name and both scores: lines go through it. The other names stand right of the
-    rightmost of their runs, or, if all are left of the control, left of the leftmost.
+    `control` has a name and both scores. In the grey square a model differs from it by at most
+    `luck` on each test.
     """
     columns = ["name", *TESTS]
     runs = pd.concat([pd.DataFrame([control], columns=columns), runs[columns]], ignore_index=True)
-    names = list(dict.fromkeys(runs["name"]))
-    x, y = (channel(f"{test}:Q") for channel, test in zip((alt.X, alt.Y), TESTS, strict=True))
-    x, y = x.scale(zero=False, padding=60), y.scale(zero=False, padding=20)
-    color = colored("name", dict(zip(names, PALETTE, strict=False)), legend=None)
-    shape = alt.Shape("name:N", legend=None).scale(domain=names)
+    runs["recipe"] = runs["name"].str.removesuffix("-mean")
+    runs["model"] = (runs["name"] == runs["recipe"]).map({True: "one run", False: "mean of runs"})
+    x, y = (
+        channel(f"{test}:Q").axis(title=test).scale(zero=False, nice=False, padding=20)
+        for channel, test in zip((alt.X, alt.Y), TESTS, strict=True)
+    )
+    _, across, up = control
+    edges = {
+        TESTS[0]: across - luck,
+        "right": across + luck,
+        TESTS[1]: up - luck,
+        "high": up + luck,
+    }
+    square = (
+        alt.Chart(pd.DataFrame([edges]))
+        .mark_rect(color=PALE)
+        .encode(x, y, x2="right:Q", y2="high:Q")
+    )
+    color = dict(zip(runs["recipe"].unique(), (INK, GREY, *PALETTE), strict=False))
+    kinds = {"domain": ["one run", "mean of runs"], "range": ["circle", "diamond"]}
+    shape = alt.Shape("model:N", title=None).scale(**kinds)
     marks = alt.Chart(rounded(runs)).mark_point(size=110, filled=True, opacity=0.9)
-    place = runs.groupby("name")[TESTS[0]].agg(["idxmin", "idxmax", "max"])
-    left = place["max"] < control[1]
-    labels = [
-        alt.Chart(rounded(runs.loc[rows])).mark_text(align=align, dx=dx, dy=dy, fontSize=12)
-        for rows, align, dx, dy in (
-            ([0], "left", 9, -9),
-            (place["idxmin"][left], "right", -9, 0),
-            (place["idxmax"][~left].drop(control[0]), "left", 9, 0),
-        )
-    ]
-    across = alt.Chart(rounded(runs[:1])).mark_rule(color=GREY, strokeDash=[4, 3])
-    layers = [across.encode(x), across.encode(y), marks.encode(x, y, color, shape)]
-    layers += [label.encode(x, y, color, text="name:N") for label in labels]
-    return titled(alt.layer(*layers).properties(width=480, height=320), title, caption, wrap=84)
+    marks = marks.encode(x, y, colored("recipe", color, title=None), shape)
+    return titled((square + marks).properties(width=420, height=320), title, caption, wrap=80)
+
+
+def gains_table(runs: pd.DataFrame, control: tuple[str, float, float]) -> pd.DataFrame:
+    """The mean gain of each name's runs: with a beam over `control`, greedily over the first name.
+
+    `runs` is a table of `ladder_runs`, `control` has a name and its BLEU on both tests.
+    """
+    means = runs.groupby("name", sort=False).mean()
+    columns = [f"{kind}, test of {year}" for kind in ("beam", "greedy") for year in (2016, 2017)]
+    gains = means - [*control[1:], *means.iloc[0, 2:]]
+    return gains.set_axis(columns, axis=1).round(1) + 0.0  # no -0.0
