@@ -33,7 +33,7 @@ from scripts.core.settings import TrainConfig, learning_rate
 from scripts.core.steps import Figures, Step, set_rate
 from scripts.fast.losses import LossOf
 from scripts.fast.translating import fast_translate
-from scripts.studies.runner import SWEEP, Run
+from scripts.studies.runner import SWEEPS, Run
 
 PATIENCE = 3  # epochs without a better validation loss after which a run ends
 
@@ -208,7 +208,7 @@ def one_run(
     data = data or data_of(config.corpus, config.vocab, task.get("share", 1))
 
     def scored(model: EncoderDecoder) -> Run:
-        counts = task["seed"] > SWEEP and "share" not in task
+        counts = task["seed"] not in SWEEPS and "share" not in task
         return score(row, Trained(model, data.tokenizer, config), data) if counts else {}
 
     return outcome(partial(train_row, row, config, data), scored)

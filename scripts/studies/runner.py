@@ -30,7 +30,7 @@ from scripts.ch12_going_fast import keep_memory
 from scripts.core.settings import known_settings
 
 SWEEP, SEEDS = 0, (1, 2, 3)  # the seed that chooses a rate isn't one of those that count
-SWEEPS = (SWEEP, -1)  # those of a finer sweep
+SWEEPS = (SWEEP, 10)  # those of a finer sweep
 
 Run = dict[str, Any]  # what identifies it (its row, its rate, its seed), and then what it gave
 Work = Callable[[Mapping[str, Any], Run], Run]  # of a setting and a task: a run that is wanted
