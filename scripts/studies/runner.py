@@ -110,7 +110,7 @@ class Plan(list[Run]):
         return tried[step] if best == step else self.finer(place, best)
 
     def swept_loss(self, rated: Run) -> float | None:
-        """The mean loss of a finer sweep's two seeds, infinite if one diverged; None until both ran."""
+        """The mean loss of a finer sweep's seeds, infinite if one diverged; None until all ran."""
         runs = [run for seed in SWEEPS for run in these(self.runs, **rated, seed=seed)]
         if len(runs) < len(SWEEPS):
             return None
@@ -184,7 +184,9 @@ class Study:
         if not missing:  # a finer rate has replaced some
             plan = Plan(record["runs"])
             self.plan(plan)
-            record["runs"] = [run for run in plan.runs if any(t.items() <= run.items() for t in plan)]
+            record["runs"] = [
+                run for run in plan.runs if any(t.items() <= run.items() for t in plan)
+            ]
             save_record(self.name, record, folder)
         print(f"{len(record['runs'])} runs are on record, {len(missing)} more are wanted so far")
         return record
