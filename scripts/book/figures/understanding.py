@@ -18,27 +18,46 @@ from scripts.book.records import load_record, record_names
 alt, pd = Late("altair"), Late("pandas")
 
 
-def map_explorer(maps: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> alt.TopLevelMixin:
+def one_map(
+    weights: Tensor, rows: Sequence[str], columns: Sequence[str], title: str
+) -> alt.TopLevelMixin:
+    """A head's weights (T, S) while the words in `rows` are about to be written."""
+    texts = [[f"{w:.1f}" if w >= 0.05 else "" for w in row] for row in weights.tolist()]
+    look = {"texts": texts, "domain": (0, 1), "cell": 36, "value_title": "weight"}
+    return titled(
+        heatmap(weights, rows, columns, **look),
+        title,
+        "Rows: the word about to be written. Columns: what is looked at. Each row sums to 1.",
+        wrap=60,
+    )
+
+
+def map_explorer(
+    maps: Sequence[tuple[str, str, Sequence[str], Sequence[str], Tensor]],
+    start: tuple[str, int, int],
+    title: str,
+) -> alt.TopLevelMixin:
     """Maps in one chart, with pickers for sentence, kind, layer and head.
 
-    Each of `maps` has the names of a sentence and a kind, the labels `rows` and `columns`, and
-    `weights` (N, H, rows, columns), all of the same N and H. Weights are packed as whole
-    thousandths, one text a map, and spread out by the chart itself. `start` says what the pickers
-    show at first.
+    Each of `maps` has the names of a sentence and a kind, the labels of rows and of columns, and
+    weights (N, H, rows, columns), all of the same N and H. Weights are packed as whole thousandths,
+    one text a map, and spread out by the chart itself. `start` is the kind, layer and head that the
+    pickers show at first, of the first sentence; `title` says what one sees there.
     """
     packed = []
-    for chosen in maps:
-        whole = (1000 * chosen["weights"]).round().long().flatten(-2).tolist()
+    for sentence, kind, rows, columns, weights in maps:
+        whole = (1000 * weights).round().long().flatten(-2).tolist()
         texts = [[" ".join(map(str, flat)) for flat in heads] for heads in whole]
-        labels = {key: chosen[key] for key in ("sentence", "kind", "rows", "columns")}
+        labels = {"sentence": sentence, "kind": kind, "rows": rows, "columns": columns}
         packed.append(labels | {"maps": texts})
+    first = dict(zip(("kind", "layer", "head"), start, strict=True), sentence=maps[0][0])
     N, H = len(texts), len(texts[0])
     choices = {key: list(dict.fromkeys(m[key] for m in packed)) for key in ("sentence", "kind")}
     choices |= {"layer": list(range(1, N + 1)), "head": list(range(1, H + 1))}
     pickers = []
     for name, options in choices.items():
         menu = alt.binding_select(options=options, name=f"{name} ")
-        pickers.append(alt.param(name, value=start[name], bind=menu))
+        pickers.append(alt.param(name, value=first[name], bind=menu))
     label = "substring(datum.label, 3)"  # before it: the place, which keeps equal words apart
     look = {"labelExpr": label, "ticks": False, "domain": False, "labelOverlap": False}
     base = (
@@ -65,9 +84,9 @@ def map_explorer(maps: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) ->
     drawn = alt.layer(base.mark_rect(stroke="white", strokeWidth=1).encode(color), numbers)
     return titled(
         drawn.add_params(*pickers).properties(width=alt.Step(26), height=alt.Step(26)),
-        "Who looks at whom: one head of 72 (choose below)",
-        f"Shown at first: {start['kind']} {start['layer']}.{start['head']}. Rows are queries (read "
-        "→ about to write), columns are keys; each row sums to 1.",
+        title,
+        f"Shown at first: {start[0]} {start[1]}.{start[2]}; choose any of 72 heads below. "
+        "Rows are queries (read → about to write), columns are keys; each row sums to 1.",
         wrap=66,
     )
 
@@ -93,9 +112,12 @@ def head_shares_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
         ]
         look = {"texts": texts, "domain": (0, 0.6), "cell": 27, "value_title": "share"}
         maps[kind] = heatmap(matrix, names, shares, **look)
+    encoder = [row for row in record["heads"] if row["kind"] == "encoder"]
+    assert sum(row["previous"] > 0.3 for row in encoder) == 4
+    assert max(row["separator"] for row in encoder) < 0.1
     return titled(
         alt.hconcat(*named(maps)),
-        "Four encoder heads look at the previous token; two decoder heads at <s>",
+        "Four encoder heads give over 30% to the previous token; none gives 10% to </s>",
         "Mean weight by target, for each layer.head. The top line is what even attention over the "
         "same sentences gives; numbers stand where a head gives more than twice that. The decoder "
         "can't see the next token; <s> is its separator, and only the later half of the queries is "
@@ -136,24 +158,38 @@ def links_over_maps(maps: Mapping[str, Tensor], pair: Any) -> alt.TopLevelMixin:
         alt.hconcat(*named(charts)),
         f"{hits['writing']} of {len(pair.english)} English words find their German word "
         f"before they are written, {hits['reading']} once they are read",
-        "One head, one caption. Rows: English words; columns: German words. Blue: weight. Frames: "
-        "the links that we drew by hand. A head is right where a row's darkest cell is framed.",
+        "Head 2.8, one caption. Rows: English words; columns: German words, without </s>. Blue: "
+        "weight. Frames: the links that we drew by hand. A head is right where a row's darkest "
+        "cell is framed.",
     )
 
 
-def alignment_rates_chart(rates: Mapping[str, Any]) -> alt.TopLevelMixin:
-    """AER of each cross-attention head, (N, H) for each moment, side by side."""
-    look = {"domain": (0.2, 1), "cell": 38, "column_title": "head", "value_title": "AER"}
-    maps = {}
-    for moment, rate in rates.items():
-        layers = [f"layer {n + 1}" for n in range(len(rate))]
-        heads = [str(h + 1) for h in range(len(rate[0]))]
-        maps[MOMENTS[moment]] = heatmap(rate, layers, heads, **look)
+def alignment_dots(
+    rates: Mapping[str, Tensor], others: Mapping[str, Mapping[str, float]]
+) -> alt.TopLevelMixin:
+    """AER of each cross-attention head, (N, H) for each group of captions, as dots on one axis.
+
+    `others` leads from the group to the AER of "the guess" and of further methods, as lines across.
+    """
+    colors = dict(zip(others[next(iter(others))], (PALETTE[1], GREY), strict=True))
+    charts, better = {}, []
+    for group, rate in rates.items():
+        rows = [(f"layer {n + 1}", x) for n, layer in enumerate(rate.tolist()) for x in layer]
+        x = alt.X("AER:Q", title="AER (0: all links right)" if charts else None)
+        x = x.scale(domain=[0, 0.8])
+        dots = alt.Chart(rounded(pd.DataFrame(rows, columns=["layer", "AER"])))
+        dots = dots.mark_circle(size=75, opacity=0.6, color=PALETTE[0]).encode(x, row_axis("layer"))
+        lines = alt.Chart(rounded(pd.DataFrame(others[group].items(), columns=["method", "AER"])))
+        stroke = colored("method", colors, title=None)
+        rules = lines.mark_rule(strokeWidth=2.5).encode(x, stroke)
+        charts[group] = alt.layer(rules, dots).properties(width=440, height=90)
+        better.append(int((rate < others[group]["the guess"]).sum()))
+    kept, moved = better
     return titled(
-        alt.hconcat(*named(maps)),
-        "All 24 heads align better in the query about to write",
-        "Alignment error rate over fifty captions; lower is better, so pale is good. Left: the "
-        "query about to write the word. Right: a step later, when it has read it.",
+        alt.vconcat(*named(charts)),
+        f"Where words change places, {moved} of 24 heads beat the guess; elsewhere {kept}",
+        "Alignment error rate in the query about to write; a dot is a head. The guess: the German "
+        "word at the same relative place.",
     )
 
 
