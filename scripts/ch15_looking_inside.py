@@ -362,7 +362,7 @@ record = load_record("heads-multi30k")
 head_shares_chart(record)
 
 # %% [markdown]
-# - **Positional heads**: weak ones. None gives half, but four encoder heads give 31 to 42% to the previous token, about five times the even share. Six look, less, at the next one. (Some of this may join pieces of one word.)
+# - **Positional heads**: weak ones. None gives half, but four encoder heads give 31 to 42% to the previous token, about five times the even share. Six look, less, at the next one. (Some of it may join a word's pieces.)
 # - **Sinks** on a separator: only a trace. In the decoder 1.4 and 1.7 give `<s>` twice the even share; no head of cross-attention gives `</s>` over 1.3 times its share. (The full stop isn't counted.)
 #
 # ## Does a head know which word translates which?
