@@ -110,7 +110,7 @@ readings = readings_of(runs)
 readings.pivot(index=["width", "N"], columns="passes", values="loss").round(2)
 
 # %% [markdown]
-# Width 32 (2.46), but width 48 is close and costs 8% less. For exactly equal costs, we read a smooth curve through each width's losses.
+# Width 32 does (2.46), but width 48 is close and costs 8% less. For equal costs, we read a smooth curve through each width's losses.
 
 
 # %%
@@ -125,7 +125,7 @@ def at_budget(readings: pd.DataFrame, budget: float) -> pd.Series:
 
 
 # %% [markdown]
-# After one of eight passes, the learning rate is still near its peak; a training of one pass would end at a rate of zero. If it ends much lower, the chart says nothing. So two models of about one unit were trained to their own end: two passes of width 32 and one of width 48 ([`budgets-multi30k.json`](../results/budgets-multi30k.json), `python -m scripts.studies.budgets --save`).
+# After one of eight passes, the learning rate is still near its peak; a training of one pass would end at a rate of zero. If it ends much lower, readings on the way say nothing. So two models of about equal cost were trained to their own end: two passes of width 32, one of width 48 ([`budgets-multi30k.json`](../results/budgets-multi30k.json), `python -m scripts.studies.budgets --save`).
 #
 # **Predict.** Do these two, the chart's crosses, lie below the curve, on it, or above?
 
@@ -328,7 +328,7 @@ for law in (additive, joint):
 #
 # $$ N_{\text{best}} \propto C^{a}, \qquad a = \frac{\beta}{\alpha + \beta} $$
 #
-# Kaplan et al. published $a = 0.73$, from the best runs at each budget: most of a larger budget should go into a larger model. (Their joint law's exponents would give 0.56.) Hoffmann et al. found about 0.5, equal growth of size and text, and so trained Chinchilla (70 billion parameters, 1.4 trillion tokens). What do additive laws, as published, say for Chinchilla's budget?
+# Kaplan et al. published $a = 0.73$, from the best runs at each budget: most of a larger budget should go into a larger model. (Their joint law's exponents, 0.076 and 0.095, give 0.56.) Hoffmann et al. found about 0.5, equal growth of size and text, and so trained Chinchilla (70 billion parameters, 1.4 trillion tokens). What do additive laws, as published, say for Chinchilla's budget?
 
 
 # %%
@@ -387,7 +387,7 @@ for smallest in (1e3, 1e4, 1e5, 1e6):
     print(f"models from {smallest:9,.0f} parameters in the layers: a = {a:.2f}")
 
 # %% [markdown]
-# The count alone leads from 0.51 to between 0.60 and 0.67: the smaller the first models, the further. For small models are mostly embedding table, so their layers grow faster than all their parameters. Porian et al. (2024) add warm-up, and tuning by size.
+# The count alone leads from 0.51 to between 0.60 and 0.67: the smaller the first models, the further. Small models are mostly embedding table, so their layers grow faster than all their parameters. Porian et al. (2024) name further causes: warm-up and tuning.
 #
 # ## Two meanings of D
 #
