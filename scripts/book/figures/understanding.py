@@ -463,13 +463,14 @@ def ablation_chart(
     )
 
 
-def budget_chart(bought: pd.DataFrame, title: str) -> alt.TopLevelMixin:
+def budget_chart(bought: pd.DataFrame, ended: pd.DataFrame) -> alt.TopLevelMixin:
     """Loss by size, a curve for each budget, and the passes of its best and its widest model.
 
-    `bought` has the columns budget (in units), width, N, passes and loss.
+    `bought` has the columns budget (in units), width, N, passes and loss; `ended` has N and loss
+    of runs that were trained to their end with one unit.
     """
-    budgets = sorted(bought["budget"].unique(), reverse=True)
-    scheme = alt.SchemeParams("viridis", extent=[0, 0.85])  # without its yellow
+    budgets = sorted(bought["budget"].unique())
+    scheme = alt.SchemeParams("viridis", extent=[0.85, 0])  # without its yellow
     sizes = alt.Axis(values=sorted(bought["N"].unique()), format=".2s", labelFlush=False)
     encoding = {
         "x": alt.X("N:Q", title="parameters", axis=sizes).scale(padding=30, **LOG),
@@ -487,15 +488,47 @@ def budget_chart(bought: pd.DataFrame, title: str) -> alt.TopLevelMixin:
     widest = alt.Chart(bought.loc[groups["N"].idxmax()]).encode(**encoding)
     layers = [
         alt.Chart(bought).mark_line(point={"size": 50}).encode(**encoding, color=color),
+        alt.Chart(rounded(ended.groupby("N", as_index=False)["loss"].mean()))
+        .mark_point(shape="cross", angle=45, size=70, filled=True, color=PALETTE[1], opacity=1)
+        .encode(**encoding),
         best.mark_point(size=160, strokeWidth=1.5).encode(color=color),
-        best.mark_text(dy=18).encode(text="best:N", color=alt.value(INK)),
-        widest.mark_text(dy=-12).encode(text="early:N", color=alt.value(GREY)),
+        best.mark_text(dy=27).encode(text="best:N", color=alt.value(INK)),
+        widest.mark_text(dx=-8, dy=18, align="left").encode(text="early:N", color=alt.value(GREY)),
     ]
     return titled(
         alt.layer(*layers).properties(width=480, height=320),
-        title,
+        "The best width is in between, and it grows with the budget",
         "Each curve spends one budget; a unit is one pass of width 48. Rings: the best size. "
-        "Grey: the passes of the widest model, which is read early in its schedule.",
+        "Grey: the passes of the widest model, which is read early in its schedule. Crosses: two "
+        "models trained to their end with about one unit.",
+        wrap=80,
+    )
+
+
+def decision_chart(measured: pd.Series, predicted: pd.DataFrame) -> alt.TopLevelMixin:
+    """What laws predict at one budget, a curve each with its lowest place, and what was measured.
+
+    `measured` and the columns of `predicted`, one a law, are losses by the number of parameters.
+    """
+    curves = predicted.rename_axis("N").reset_index().melt("N", var_name="law", value_name="loss")
+    dots = measured.rename_axis("N").rename("loss").reset_index().assign(law="measured")
+    picks = curves.loc[curves.groupby("law")["loss"].idxmin()]
+    color = colored(
+        "law", dict(zip([*predicted, "measured"], [*PALETTE[1:3], INK], strict=True)), title=None
+    )
+    sizes = alt.Axis(values=[*measured.index, *picks["N"].round(-3)], format=".2s")
+    x = alt.X("N:Q", title="parameters", axis=sizes).scale(**LOG)
+    y = alt.Y("loss:Q", title="loss with eight units").scale(zero=False, padding=12)
+    layers = [
+        alt.Chart(rounded(curves)).mark_line(),
+        alt.Chart(rounded(picks)).mark_point(shape="diamond", size=150, filled=True, opacity=1),
+        alt.Chart(rounded(dots)).mark_circle(size=80, opacity=1),
+    ]
+    return titled(
+        alt.layer(*[layer.encode(x, y, color) for layer in layers]).properties(width=480),
+        "Both laws predict too high a loss, and nearly the best size",
+        "Lines: each law, fitted to the cheap readings (means of three seeds). Diamonds: the size "
+        "that it picks. Dots: measured, widths 48, 64 and 96.",
         wrap=80,
     )
 
@@ -504,33 +537,45 @@ TOKEN_TICKS = [a * 10**b for b in range(3, 8) for a in (1, 2, 5)]  # ticks of a 
 
 
 def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
-    """Mean losses of a grid by tokens, a line of the law for each size; below, what two laws miss.
+    """Mean losses of a grid by tokens, a panel a law; below, what it misses.
 
     `places` has the columns N, D and loss, and one for what each law says.
     """
     errors = {f"error of {name}": places["loss"] / places[name] - 1 for name in (law, other)}
     x = alt.X("D:Q", title="target tokens that exist").scale(padding=12, **LOG)
-    bare = x.axis(labels=False, title=None, values=TOKEN_TICKS)
-    level = {"title": "validation loss, nats per piece", "scale": alt.Scale(zero=False, padding=8)}
-    color = alt.Color("N:O", sort="descending").legend(title="parameters", format=".2s")
-    base = alt.Chart(rounded(places.assign(**errors))).encode(color.scale(scheme="viridis"))
-    dots = base.mark_circle(size=55, opacity=1)
-    curves = base.mark_line(strokeWidth=1.5).encode(bare, alt.Y(f"{law}:Q", **level))
-    parts = [alt.layer(curves, dots.encode(bare, alt.Y("loss:Q", **level))).properties(height=260)]
+    ruled = x.axis(format="~s", values=TOKEN_TICKS, labelFlush=False)
+    color = alt.Color("N:O").legend(title="parameters", format=".2s")
+    color = color.scale(scheme=alt.SchemeParams("viridis", extent=[0.9, 0]))
+    base = alt.Chart(rounded(places.assign(**errors))).encode(color)
+    dots = base.mark_circle(size=45, opacity=1)
     zero = alt.Chart(pd.DataFrame({"y": [0]})).mark_rule(color=GREY).encode(y="y:Q")
     farthest = round(max(column.abs().max() for column in errors.values()), 4)
-    ruled = x.axis(format="~s", values=TOKEN_TICKS, labelFlush=False)
-    for name, below in ((other, bare), (law, ruled)):
-        error = alt.Y(f"error of {name}:Q", title=[f"{name} law", "misses"]).axis(
-            format="+.0%", tickCount=3
+    levels = [places[name] for name in ("loss", law, other)]
+    ends = [min(map(min, levels)), max(map(max, levels))]
+    columns = {}
+    for name in (other, law):
+        first = name == other  # its panels name the axes of both
+        y = alt.Y(f"{name}:Q").scale(domain=ends, nice=False, padding=8)
+        y = y.title("validation loss, nats per piece" if first else None)
+        bare = x.axis(labels=False, title=None, values=TOKEN_TICKS)
+        curves = base.mark_line(strokeWidth=1.5).encode(bare, y)
+        seen = dots.encode(bare, alt.Y("loss:Q"))
+        share = "datum.value == 0 ? '0' : format(datum.value, '+.0%')"
+        error = alt.Y(f"error of {name}:Q", title="misses" if first else None).axis(
+            labelExpr=share, tickCount=3
         )
         error = error.scale(domain=[-farthest, farthest])
-        parts.append(alt.layer(zero, dots.encode(below, error)).properties(height=90))
+        missed = alt.layer(zero, dots.encode(ruled, error))
+        parts = [
+            alt.layer(curves, seen).properties(width=240, height=260, title=f"{name} law"),
+            missed.properties(width=240, height=90),
+        ]
+        columns[name] = alt.vconcat(*parts)
     return titled(
-        alt.vconcat(*[part.properties(width=480) for part in parts]),
+        alt.hconcat(*columns.values()),
         f"Size gains less when text is short: the {law} law follows, the {other} law can't",
-        f"Dots: means of three seeds. Lines: the {law} law. Below: how far the runs lie above (+) "
-        "or below each law.",
+        "Dots: means of three seeds. Lines: the law, fitted to all of them. Below: how far the "
+        "runs lie above (+) or below it.",
         wrap=80,
     )
 
