@@ -230,27 +230,28 @@ def fit_bag_of_words(
     """
     counts = Counter(feature for item in items for feature in features(item))
     kept = [feature for feature, count in counts.items() if count > 1]
-    columns = {feature: i for i, feature in enumerate(kept)}
+    number = {feature: i for i, feature in enumerate(kept, start=1)}  # 0 pads
+    weight = torch.zeros(len(kept) + 1, 1, dtype=torch.float64, requires_grad=True)
+    b = torch.zeros(1, dtype=torch.float64, requires_grad=True)
 
-    def table(items: Sequence[GapItem]) -> Tensor:  # (N, features), sparse: 1 where one is there
-        ones = [(i, columns[f]) for i, x in enumerate(items) for f in features(x) if f in columns]
-        parts = torch.tensor(ones).T, torch.ones(len(ones)).double(), (len(items), len(columns))
-        return torch.sparse_coo_tensor(*parts, check_invariants=True)
+    def numbered(items: Sequence[GapItem]) -> Tensor:  # (N, L): each item's features
+        return pad_rows([[number[f] for f in features(item) if f in number] for item in items])
 
-    known, plural = table(items), torch.tensor([[item.plural] for item in items]).double()
-    weight = torch.zeros(len(columns) + 1, 1, dtype=torch.float64, requires_grad=True)  # last: b
-    optimizer = torch.optim.LBFGS([weight], max_iter=steps, line_search_fn="strong_wolfe")
+    def logits(ids: Tensor) -> Tensor:  # (N, L) to (N,): weights are looked up and added
+        return F.embedding_bag(ids, weight, mode="sum", padding_idx=0).squeeze(1) + b
+
+    known, plural = numbered(items), torch.tensor([item.plural for item in items]).double()
+    optimizer = torch.optim.LBFGS([weight, b], max_iter=steps, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        logits = known @ weight[:-1] + weight[-1]  # (N, 1)
-        value = F.binary_cross_entropy_with_logits(logits, plural, reduction="sum")
-        value = value + penalty / 2 * weight[:-1].square().sum()
+        value = F.binary_cross_entropy_with_logits(logits(known), plural, reduction="sum")
+        value = value + penalty / 2 * weight.square().sum()
         value.backward()
         return value
 
     optimizer.step(loss)
-    return lambda items: (table(items) @ weight[:-1] + weight[-1]).detach().squeeze(1)
+    return lambda items: logits(numbered(items)).detach()
 
 
 def share_right(logits: Tensor, items: Sequence[GapItem]) -> float:
