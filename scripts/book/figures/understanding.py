@@ -602,6 +602,59 @@ def rival_dots(
     return alt.layer(*layers).properties(width=380, height=28 * len(rows))
 
 
+def prefix_lags(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
+    """How far the prefix mask is behind the causal one, for each change and seed that has both.
+
+    `runs` are those of the study `prefix_causes`. In loss after each pass, a column each, and in
+    BLEU at the end.
+    """
+    sees, _, change = (column for _, column in runs["row"].str.partition(", ").items())
+    change = change.str.replace("place", "position")  # the chapter's word
+    runs = runs.assign(sees=sees, change=change).set_index(["sees", "change", "seed"])
+    losses = pd.DataFrame([*runs["losses"]], runs.index).rename(columns=lambda i: i + 1)
+    bleu = runs["bleu"]
+    in_loss = losses.loc["prefix"] - losses.loc["causal"]
+    return in_loss.dropna(), (bleu["causal"] - bleu["prefix"]).dropna()
+
+
+def lag_panels(in_loss: pd.DataFrame, in_bleu: pd.Series, title: str) -> alt.TopLevelMixin:
+    """The lags of `prefix_lags`: means in loss, a curve a change; each seed in BLEU, a row each."""
+    from scipy.stats import ttest_1samp
+
+    means = in_bleu.groupby("change").mean().sort_values(ascending=False)  # the widest on top
+    tints = ["#444444", PALETTE[2], PALETTE[3], PALETTE[4], PALETTE[0], PALETTE[1]]
+    color = colored("change", dict(zip(means.index, tints, strict=True)), legend=None)
+    zero = alt.Chart(pd.DataFrame({"zero": [0]})).mark_rule(color=INK)
+
+    curves = in_loss.groupby("change").mean().melt(ignore_index=False, var_name="passes")
+    x = alt.X("passes:Q", title="passes over the data").scale(nice=False, padding=8)
+    y = alt.Y("value:Q", title="lag in loss, nats a piece").axis(tickCount=5)
+    line = alt.Chart(rounded(curves.reset_index())).mark_line(point={"size": 40})
+    line = line.encode(x.axis(values=[*in_loss.columns]), y, color)
+
+    ends = {}
+    for change, lags in in_bleu.groupby("change"):
+        interval = ttest_1samp(lags, 0).confidence_interval()
+        ends[change] = {"low": interval.low, "high": interval.high}
+    frame = pd.DataFrame.from_dict(ends, orient="index").rename_axis("change").reset_index()
+    rows = row_axis("change", [*means.index], labelLimit=260)
+    bars = alt.Chart(rounded(frame)).mark_rule(strokeWidth=2, opacity=0.6)
+    bars = bars.encode(alt.X("low:Q", title="lag in BLEU"), rows, color, x2="high:Q")
+    dots = alt.Chart(rounded(in_bleu.rename("lag").reset_index())).mark_circle(size=60, opacity=1)
+    dots = dots.encode(alt.X("lag:Q"), rows, color)
+
+    left = alt.layer(zero.encode(y="zero:Q"), line).properties(width=200, height=210)
+    right = alt.layer(zero.encode(x="zero:Q"), bars, dots).properties(width=200, height=210)
+    return titled(
+        alt.hconcat(left, right),
+        title,
+        "How far the prefix mask is behind the causal one; at 0 they are level. Left: means of "
+        "three seeds. Right, in the same colours: each seed after the last pass, and a 95% "
+        "interval.",
+        wrap=104,
+    )
+
+
 def who_writes() -> alt.TopLevelMixin:
     """Four recipes of chapter 21: who writes a pair's two sides, and who learns from it."""
     german, english = ("German", "people's"), ("English", "people's")
