@@ -104,7 +104,7 @@ residual_stream()
 #
 # > **In short.** To learn what a head is for, take it away and see what gets worse.
 #
-# The results of a layer's heads stand side by side before the output projection $W^O$ (chapter 2). A head's $d_k$ numbers are what it *says*. PyTorch can call a function of ours there, a *hook*, which replaces some of them. A **silent** head says zeros, as if its columns of $W^O$ were 0.
+# The results of a layer's heads stand side by side before the output projection $W^O$ (chapter 2). A head's $d_k$ numbers are what it *says*. PyTorch can call a function of ours there, a *hook*, which replaces some of them. A **silent** head says zeros.
 
 
 # %% tags=["yours"]
@@ -142,8 +142,16 @@ def silence(head_outputs: Tensor, *_: Tensor | nn.Linear) -> Tensor:
     return torch.zeros_like(head_outputs)
 
 
+layer = model.decoder.layers[1].src_attn
+x = torch.randn(2, 5, layer.project_output.in_features)  # (B, T, D): all heads, side by side
+with heads_changed([(layer, 3)], silence):
+    silent = layer.project_output(x)
+x.unflatten(-1, (layer.h, -1))[:, :, 3] = 0  # a view: this changes x
+torch.testing.assert_close(silent, layer.project_output(x))
+
+
 # %% [markdown]
-# **Pitfall.** *A hook that is never called.* Our fast decoder reads the layer's weights and never calls the layer: every head seems worthless. Check first that something changes.
+# **Pitfall.** *A hook that is never called.* Our fast decoder reads the layer's weights and never calls the layer: every head seems worthless. Check that something changes.
 
 # %%
 cross_heads = [(layer, i) for layer in attention_layers(model)["cross"] for i in range(layer.h)]
@@ -401,14 +409,12 @@ def memory_from(model: EncoderDecoder, x: Tensor, done: int) -> Tensor:
 
 
 @torch.no_grad()
-def preference(
-    model: EncoderDecoder, memory: Tensor, tgt: Tensor, either: int, other: int
-) -> float:
-    """log p(either) − log p(other) for the token after tgt (1, T)."""
+def preference(model: EncoderDecoder, memory: Tensor, tgt: Tensor, this: int, that: int) -> float:
+    """log p(this) − log p(that) for the token after tgt (1, T)."""
     with dropout_off(model):
         x = model.decode(memory, None, tgt, subsequent_mask(tgt.size(1)))  # (1, T, D)
     logits = model.generator(x[0, -1])  # (V,)
-    return (logits[either] - logits[other]).item()
+    return (logits[this] - logits[that]).item()
 
 
 # %%
@@ -416,7 +422,6 @@ woman = look_at(trained, "Eine Frau liest ihrem Sohn ein Buch vor.")
 man = look_at(trained, "Ein Mann liest seinem Sohn ein Buch vor.")
 (her,), (his,) = (trained.tokenizer.encode(word) for word in ("her", "his"))
 read = woman.tgt[:, : woman.wanted[0].tolist().index(her) + 1]  # what stands before "her"
-print(" ".join(map(piece_label, pieces_of(trained, read[0].tolist()))))
 own, others = (encoder_stages(model, look.src) for look in (woman, man))  # N + 1 of (1, S, D)
 assert own[0].shape == others[0].shape  # so that positions match, piece by piece
 clean, foreign = (
@@ -449,14 +454,13 @@ assert np.flatnonzero(np.min(table, axis=0) < clean - 1).tolist() == [noun, pron
 print(f"both words at once: {her_lead(own[0], others[0], [noun, pronoun]):+.1f}")
 for other in ("Kind", "Mutter", "Lehrer"):
     look = look_at(trained, f"Ein {other} liest ihrem Sohn ein Buch vor.")
-    lead = her_lead(own[0], encoder_stages(model, look.src)[0], [noun])
-    print(f"{other} in place of Frau: {lead:+.1f}")
+    print(f"{other} for Frau: {her_lead(own[0], encoder_stages(model, look.src)[0], [noun]):+.1f}")
 patch_chart(table, words, clean)
 
 # %% [markdown]
-# Only two columns change much. Exchanging "ihrem" leaves the model undecided, or after the last layer turns it to *his*. Exchanging "Frau" takes away most of *her*'s lead. Together they do about the sum of both. So here *her* rests on two German words, where grammar needs one.
+# Only two columns change much. Exchanging "ihrem" leaves the model undecided, or after the last layer turns it to *his*. Exchanging "Frau" takes away most of *her*'s lead. Together they do about the sum of both. So here *her* rests on two German words, where grammar needs one. The first three rows are alike: until layer 3 hardly anything moves elsewhere.
 #
-# Not every noun does that: "Kind" (child) takes less than "Mann", "Mutter" (mother) nothing, and "Lehrer" (a male teacher) hardly anything. (This is one sentence.)
+# Not every noun does that: "Kind" (child) takes less than "Mann", "Mutter" (mother) nothing, and "Lehrer" (a male teacher) hardly anything. (One sentence.)
 #
 # ## Read
 #
@@ -535,10 +539,8 @@ after
 for n in (2, 3):
     layer = attention_layers(model)["cross"][n - 1]
     with heads_changed([(layer, head) for head in range(layer.h)], silence):
-        ends = ", ".join(
-            f"p({word}) {next_token(word)[-1, token]:.2f}" for word, token in adjectives.items()
-        )
-    print(f"without layer {n}'s cross-attention the model ends with {ends}")
+        ends = [f"p({word}) {next_token(word)[-1, i]:.2f}" for word, i in adjectives.items()]
+    print(f"without layer {n}'s cross-attention the model ends with", *ends)
 
 # %% [markdown]
 # *Wet* loses more without layer 2's cross-attention, after which it can hardly be read. *Tall* loses little without it, though *tall* can first be read there. So where a word can first be read, and what it needs, are two questions. (This is one position of one caption.)
