@@ -19,27 +19,46 @@ from scripts.book.verdict import t_exceeded
 alt, pd = Late("altair"), Late("pandas")
 
 
-def map_explorer(maps: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> alt.TopLevelMixin:
+def one_map(
+    weights: Tensor, rows: Sequence[str], columns: Sequence[str], title: str
+) -> alt.TopLevelMixin:
+    """A head's weights (T, S) while the words in `rows` are about to be written."""
+    texts = [[f"{w:.1f}" if w >= 0.05 else "" for w in row] for row in weights.tolist()]
+    look = {"texts": texts, "domain": (0, 1), "cell": 36, "value_title": "weight"}
+    return titled(
+        heatmap(weights, rows, columns, **look),
+        title,
+        "Rows: the word about to be written. Columns: what is looked at. Each row sums to 1.",
+        wrap=60,
+    )
+
+
+def map_explorer(
+    maps: Sequence[tuple[str, str, Sequence[str], Sequence[str], Tensor]],
+    start: tuple[str, int, int],
+    title: str,
+) -> alt.TopLevelMixin:
     """Maps in one chart, with pickers for sentence, kind, layer and head.
 
-    Each of `maps` has the names of a sentence and a kind, the labels `rows` and `columns`, and
-    `weights` (N, H, rows, columns), all of the same N and H. Weights are packed as whole
-    thousandths, one text a map, and spread out by the chart itself. `start` says what the pickers
-    show at first.
+    Each of `maps` has the names of a sentence and a kind, the labels of rows and of columns, and
+    weights (N, H, rows, columns), all of the same N and H. Weights are packed as whole thousandths,
+    one text a map, and spread out by the chart itself. `start` is the kind, layer and head that the
+    pickers show at first, of the first sentence; `title` says what one sees there.
     """
     packed = []
-    for chosen in maps:
-        whole = (1000 * chosen["weights"]).round().long().flatten(-2).tolist()
+    for sentence, kind, rows, columns, weights in maps:
+        whole = (1000 * weights).round().long().flatten(-2).tolist()
         texts = [[" ".join(map(str, flat)) for flat in heads] for heads in whole]
-        labels = {key: chosen[key] for key in ("sentence", "kind", "rows", "columns")}
+        labels = {"sentence": sentence, "kind": kind, "rows": rows, "columns": columns}
         packed.append(labels | {"maps": texts})
+    first = dict(zip(("kind", "layer", "head"), start, strict=True), sentence=maps[0][0])
     N, H = len(texts), len(texts[0])
     choices = {key: list(dict.fromkeys(m[key] for m in packed)) for key in ("sentence", "kind")}
     choices |= {"layer": list(range(1, N + 1)), "head": list(range(1, H + 1))}
     pickers = []
     for name, options in choices.items():
         menu = alt.binding_select(options=options, name=f"{name} ")
-        pickers.append(alt.param(name, value=start[name], bind=menu))
+        pickers.append(alt.param(name, value=first[name], bind=menu))
     label = "substring(datum.label, 3)"  # before it: the place, which keeps equal words apart
     look = {"labelExpr": label, "ticks": False, "domain": False, "labelOverlap": False}
     base = (
@@ -66,9 +85,9 @@ def map_explorer(maps: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) ->
     drawn = alt.layer(base.mark_rect(stroke="white", strokeWidth=1).encode(color), numbers)
     return titled(
         drawn.add_params(*pickers).properties(width=alt.Step(26), height=alt.Step(26)),
-        "Who looks at whom: one head of 72 (choose below)",
-        f"Shown at first: {start['kind']} {start['layer']}.{start['head']}. Rows are queries (read "
-        "→ about to write), columns are keys; each row sums to 1.",
+        title,
+        f"Shown at first: {start[0]} {start[1]}.{start[2]}; choose any of 72 heads below. "
+        "Rows are queries (read → about to write), columns are keys; each row sums to 1.",
         wrap=66,
     )
 
@@ -94,9 +113,12 @@ def head_shares_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
         ]
         look = {"texts": texts, "domain": (0, 0.6), "cell": 27, "value_title": "share"}
         maps[kind] = heatmap(matrix, names, shares, **look)
+    encoder = [row for row in record["heads"] if row["kind"] == "encoder"]
+    assert sum(row["previous"] > 0.3 for row in encoder) == 4
+    assert max(row["separator"] for row in encoder) < 0.1
     return titled(
         alt.hconcat(*named(maps)),
-        "Four encoder heads look at the previous token; two decoder heads at <s>",
+        "Four encoder heads give over 30% to the previous token; none gives 10% to </s>",
         "Mean weight by target, for each layer.head. The top line is what even attention over the "
         "same sentences gives; numbers stand where a head gives more than twice that. The decoder "
         "can't see the next token; <s> is its separator, and only the later half of the queries is "
@@ -137,24 +159,38 @@ def links_over_maps(maps: Mapping[str, Tensor], pair: Any) -> alt.TopLevelMixin:
         alt.hconcat(*named(charts)),
         f"{hits['writing']} of {len(pair.english)} English words find their German word "
         f"before they are written, {hits['reading']} once they are read",
-        "One head, one caption. Rows: English words; columns: German words. Blue: weight. Frames: "
-        "the links that we drew by hand. A head is right where a row's darkest cell is framed.",
+        "Head 2.8, one caption. Rows: English words; columns: German words, without </s>. Blue: "
+        "weight. Frames: the links that we drew by hand. A head is right where a row's darkest "
+        "cell is framed.",
     )
 
 
-def alignment_rates_chart(rates: Mapping[str, Any]) -> alt.TopLevelMixin:
-    """AER of each cross-attention head, (N, H) for each moment, side by side."""
-    look = {"domain": (0.2, 1), "cell": 38, "column_title": "head", "value_title": "AER"}
-    maps = {}
-    for moment, rate in rates.items():
-        layers = [f"layer {n + 1}" for n in range(len(rate))]
-        heads = [str(h + 1) for h in range(len(rate[0]))]
-        maps[MOMENTS[moment]] = heatmap(rate, layers, heads, **look)
+def alignment_dots(
+    rates: Mapping[str, Tensor], others: Mapping[str, Mapping[str, float]]
+) -> alt.TopLevelMixin:
+    """AER of each cross-attention head, (N, H) for each group of captions, as dots on one axis.
+
+    `others` leads from the group to the AER of "the guess" and of further methods, as lines across.
+    """
+    colors = dict(zip(others[next(iter(others))], (PALETTE[1], GREY), strict=True))
+    charts, better = {}, []
+    for group, rate in rates.items():
+        rows = [(f"layer {n + 1}", x) for n, layer in enumerate(rate.tolist()) for x in layer]
+        x = alt.X("AER:Q", title="AER (0: all links right)" if charts else None)
+        x = x.scale(domain=[0, 0.8])
+        dots = alt.Chart(rounded(pd.DataFrame(rows, columns=["layer", "AER"])))
+        dots = dots.mark_circle(size=75, opacity=0.6, color=PALETTE[0]).encode(x, row_axis("layer"))
+        lines = alt.Chart(rounded(pd.DataFrame(others[group].items(), columns=["method", "AER"])))
+        stroke = colored("method", colors, title=None)
+        rules = lines.mark_rule(strokeWidth=2.5).encode(x, stroke)
+        charts[group] = alt.layer(rules, dots).properties(width=440, height=90)
+        better.append(int((rate < others[group]["the guess"]).sum()))
+    kept, moved = better
     return titled(
-        alt.hconcat(*named(maps)),
-        "All 24 heads align better in the query about to write",
-        "Alignment error rate over fifty captions; lower is better, so pale is good. Left: the "
-        "query about to write the word. Right: a step later, when it has read it.",
+        alt.vconcat(*named(charts)),
+        f"Where words change places, {moved} of 24 heads beat the guess; elsewhere {kept}",
+        "Alignment error rate in the query about to write; a dot is a head. The guess: the German "
+        "word at the same relative place.",
     )
 
 
@@ -482,13 +518,14 @@ def ablation_chart(
     )
 
 
-def budget_chart(bought: pd.DataFrame, title: str) -> alt.TopLevelMixin:
+def budget_chart(bought: pd.DataFrame, ended: pd.DataFrame) -> alt.TopLevelMixin:
     """Loss by size, a curve for each budget, and the passes of its best and its widest model.
 
-    `bought` has the columns budget (in units), width, N, passes and loss.
+    `bought` has the columns budget (in units), width, N, passes and loss; `ended` has N and loss
+    of runs that were trained to their end with one unit.
     """
-    budgets = sorted(bought["budget"].unique(), reverse=True)
-    scheme = alt.SchemeParams("viridis", extent=[0, 0.85])  # without its yellow
+    budgets = sorted(bought["budget"].unique())
+    scheme = alt.SchemeParams("viridis", extent=[0.85, 0])  # without its yellow
     sizes = alt.Axis(values=sorted(bought["N"].unique()), format=".2s", labelFlush=False)
     encoding = {
         "x": alt.X("N:Q", title="parameters", axis=sizes).scale(padding=30, **LOG),
@@ -506,15 +543,47 @@ def budget_chart(bought: pd.DataFrame, title: str) -> alt.TopLevelMixin:
     widest = alt.Chart(bought.loc[groups["N"].idxmax()]).encode(**encoding)
     layers = [
         alt.Chart(bought).mark_line(point={"size": 50}).encode(**encoding, color=color),
+        alt.Chart(rounded(ended.groupby("N", as_index=False)["loss"].mean()))
+        .mark_point(shape="cross", angle=45, size=70, filled=True, color=PALETTE[1], opacity=1)
+        .encode(**encoding),
         best.mark_point(size=160, strokeWidth=1.5).encode(color=color),
-        best.mark_text(dy=18).encode(text="best:N", color=alt.value(INK)),
-        widest.mark_text(dy=-12).encode(text="early:N", color=alt.value(GREY)),
+        best.mark_text(dy=27).encode(text="best:N", color=alt.value(INK)),
+        widest.mark_text(dx=-8, dy=18, align="left").encode(text="early:N", color=alt.value(GREY)),
     ]
     return titled(
         alt.layer(*layers).properties(width=480, height=320),
-        title,
+        "The best width is in between, and it grows with the budget",
         "Each curve spends one budget; a unit is one pass of width 48. Rings: the best size. "
-        "Grey: the passes of the widest model, which is read early in its schedule.",
+        "Grey: the passes of the widest model, which is read early in its schedule. Crosses: two "
+        "models trained to their end with about one unit.",
+        wrap=80,
+    )
+
+
+def decision_chart(measured: pd.Series, predicted: pd.DataFrame) -> alt.TopLevelMixin:
+    """What laws predict at one budget, a curve each with its lowest place, and what was measured.
+
+    `measured` and the columns of `predicted`, one a law, are losses by the number of parameters.
+    """
+    curves = predicted.rename_axis("N").reset_index().melt("N", var_name="law", value_name="loss")
+    dots = measured.rename_axis("N").rename("loss").reset_index().assign(law="measured")
+    picks = curves.loc[curves.groupby("law")["loss"].idxmin()]
+    color = colored(
+        "law", dict(zip([*predicted, "measured"], [*PALETTE[1:3], INK], strict=True)), title=None
+    )
+    sizes = alt.Axis(values=[*measured.index, *picks["N"].round(-3)], format=".2s")
+    x = alt.X("N:Q", title="parameters", axis=sizes).scale(**LOG)
+    y = alt.Y("loss:Q", title="loss with eight units").scale(zero=False, padding=12)
+    layers = [
+        alt.Chart(rounded(curves)).mark_line(),
+        alt.Chart(rounded(picks)).mark_point(shape="diamond", size=150, filled=True, opacity=1),
+        alt.Chart(rounded(dots)).mark_circle(size=80, opacity=1),
+    ]
+    return titled(
+        alt.layer(*[layer.encode(x, y, color) for layer in layers]).properties(width=480),
+        "Both laws predict too high a loss, and nearly the best size",
+        "Lines: each law, fitted to the cheap readings (means of three seeds). Diamonds: the size "
+        "that it picks. Dots: measured, widths 48, 64 and 96.",
         wrap=80,
     )
 
@@ -523,33 +592,45 @@ TOKEN_TICKS = [a * 10**b for b in range(3, 8) for a in (1, 2, 5)]  # ticks of a 
 
 
 def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
-    """Mean losses of a grid by tokens, a line of the law for each size; below, what two laws miss.
+    """Mean losses of a grid by tokens, a panel a law; below, what it misses.
 
     `places` has the columns N, D and loss, and one for what each law says.
     """
     errors = {f"error of {name}": places["loss"] / places[name] - 1 for name in (law, other)}
     x = alt.X("D:Q", title="target tokens that exist").scale(padding=12, **LOG)
-    bare = x.axis(labels=False, title=None, values=TOKEN_TICKS)
-    level = {"title": "validation loss, nats per piece", "scale": alt.Scale(zero=False, padding=8)}
-    color = alt.Color("N:O", sort="descending").legend(title="parameters", format=".2s")
-    base = alt.Chart(rounded(places.assign(**errors))).encode(color.scale(scheme="viridis"))
-    dots = base.mark_circle(size=55, opacity=1)
-    curves = base.mark_line(strokeWidth=1.5).encode(bare, alt.Y(f"{law}:Q", **level))
-    parts = [alt.layer(curves, dots.encode(bare, alt.Y("loss:Q", **level))).properties(height=260)]
+    ruled = x.axis(format="~s", values=TOKEN_TICKS, labelFlush=False)
+    color = alt.Color("N:O").legend(title="parameters", format=".2s")
+    color = color.scale(scheme=alt.SchemeParams("viridis", extent=[0.9, 0]))
+    base = alt.Chart(rounded(places.assign(**errors))).encode(color)
+    dots = base.mark_circle(size=45, opacity=1)
     zero = alt.Chart(pd.DataFrame({"y": [0]})).mark_rule(color=GREY).encode(y="y:Q")
     farthest = round(max(column.abs().max() for column in errors.values()), 4)
-    ruled = x.axis(format="~s", values=TOKEN_TICKS, labelFlush=False)
-    for name, below in ((other, bare), (law, ruled)):
-        error = alt.Y(f"error of {name}:Q", title=[f"{name} law", "misses"]).axis(
-            format="+.0%", tickCount=3
+    levels = [places[name] for name in ("loss", law, other)]
+    ends = [min(map(min, levels)), max(map(max, levels))]
+    columns = {}
+    for name in (other, law):
+        first = name == other  # its panels name the axes of both
+        y = alt.Y(f"{name}:Q").scale(domain=ends, nice=False, padding=8)
+        y = y.title("validation loss, nats per piece" if first else None)
+        bare = x.axis(labels=False, title=None, values=TOKEN_TICKS)
+        curves = base.mark_line(strokeWidth=1.5).encode(bare, y)
+        seen = dots.encode(bare, alt.Y("loss:Q"))
+        share = "datum.value == 0 ? '0' : format(datum.value, '+.0%')"
+        error = alt.Y(f"error of {name}:Q", title="misses" if first else None).axis(
+            labelExpr=share, tickCount=3
         )
         error = error.scale(domain=[-farthest, farthest])
-        parts.append(alt.layer(zero, dots.encode(below, error)).properties(height=90))
+        missed = alt.layer(zero, dots.encode(ruled, error))
+        parts = [
+            alt.layer(curves, seen).properties(width=240, height=260, title=f"{name} law"),
+            missed.properties(width=240, height=90),
+        ]
+        columns[name] = alt.vconcat(*parts)
     return titled(
-        alt.vconcat(*[part.properties(width=480) for part in parts]),
+        alt.hconcat(*columns.values()),
         f"Size gains less when text is short: the {law} law follows, the {other} law can't",
-        f"Dots: means of three seeds. Lines: the {law} law. Below: how far the runs lie above (+) "
-        "or below each law.",
+        "Dots: means of three seeds. Lines: the law, fitted to all of them. Below: how far the "
+        "runs lie above (+) or below it.",
         wrap=80,
     )
 
