@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import bars, heatmap, lines, long, named, panels, rounded, titled
+from scripts.book.charts import bars, heatmap, lines, named, panels, rounded, titled
 from scripts.book.figures.diagram import Diagram, drawn
 from scripts.book.look import GREY, INK, LOG, PALE, PALETTE, bar_axis, colored, row_axis
 from scripts.book.records import load_record, record_names
+from scripts.book.verdict import t_exceeded
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -234,59 +235,113 @@ def worth_chart(rows: Sequence[dict], passed: Sequence[bool], pairs: int) -> alt
 
 
 def map_and_worth_chart(
-    kinds: Mapping[str, pd.DataFrame], across: Mapping[str, str], labelled: Sequence[str]
+    kinds: Mapping[str, pd.DataFrame], labelled: Sequence[str], pairs: int
 ) -> alt.TopLevelMixin:
     """Heads as dots, a panel a kind: a number of the map across, the worth up, on one scale.
 
-    The index of each of the `kinds` names its heads; `across` says which column is drawn.
-    Those `labelled` bear the last word of their name.
+    The index of each of the `kinds` names its heads. Those `labelled` bear the last word of their
+    name. A worth's standard error follows from the p
+    of its t test over so many `pairs`.
     """
     units = {"entropy": "entropy, bits", "AER": "AER"}
-    worths = [worth for heads in kinds.values() for worth in heads["silent"]]
-    scale = alt.Scale(domain=[min(worths), max(worths)], nice=True)
+    across = {"encoder": "entropy", "decoder": "entropy", "cross": "AER"}
+    frames = {}
+    for kind, number in across.items():
+        worths, tests = (kinds[kind][name] for name in ("silent", "silent p"))
+        reach = 2 * worths.abs() / [t_exceeded(p, pairs - 1) for p in tests]
+        frames[kind] = kinds[kind][[number, "silent"]].assign(
+            low=worths - reach,
+            high=worths + reach,
+            label=[name.split()[-1] if name in labelled else "" for name in worths.index],
+        )
+    ends = [
+        min(f["low"].min() for f in frames.values()),
+        max(f["high"].max() for f in frames.values()),
+    ]
+
+    def up(column: str) -> alt.Y:
+        y = alt.Y(f"{column}:Q", title="worth, nats a token").axis(tickCount=5)
+        return y.scale(domain=ends, nice=True)
+
     charts = {}
     for kind, number in across.items():
-        frame = kinds[kind][[number, "silent"]]
-        label = [name.split()[-1] if name in labelled else "" for name in frame.index]
-        base = alt.Chart(rounded(frame, 5).assign(label=label)).encode(
-            alt.X(f"{number}:Q", title=units[number])
-            .scale(zero=False, padding=30)
-            .axis(tickCount=5),
-            alt.Y("silent:Q", title="worth, nats a token").scale(scale).axis(tickCount=5),
+        x = alt.X(f"{number}:Q", title=units[number]).scale(zero=False, padding=30)
+        base = alt.Chart(rounded(frames[kind], 5)).encode(x.axis(tickCount=5), up("silent"))
+        layers = (
+            base.mark_rule(color=GREY, opacity=0.5).encode(up("low"), alt.Y2("high")),
+            base.mark_circle(size=60, opacity=0.8),
+            base.mark_text(dx=-7, align="right", fontSize=12, color=INK).encode(text="label:N"),
         )
-        text = base.mark_text(dx=-7, align="right", fontSize=12, color=INK)
-        dots = alt.layer(base.mark_circle(size=60, opacity=0.8), text.encode(text="label:N"))
-        charts[kind] = dots.properties(width=190, height=210)
+        charts[kind] = alt.layer(*layers).properties(width=190, height=210)
     return titled(
         alt.hconcat(*named(charts)),
-        "In the encoder sharp heads are worth more; elsewhere no order can be seen",
-        "A dot is a head. Low entropy: a sharp head. Low AER: a good aligner. Named: the six heads "
-        "of chapter 15's bet.",
+        "In the encoder sharp heads are worth more; elsewhere the errors would hide an order",
+        "A dot is a head, its line two standard errors of its worth either way. Low entropy: a "
+        "sharp head. Low AER: a good aligner. Named: the six heads of chapter 15's bet.",
         wrap=110,
     )
 
 
-def cross_costs_chart(costs: Mapping[str, Mapping[str, float]]) -> alt.TopLevelMixin:
+def _cost_bars(frame: pd.DataFrame) -> alt.LayerChart:
+    """What changes cost: a bar for each `way` of each `change`, and two standard `error`s."""
+    reach = 2 * frame["error"]
+    frame = frame.assign(low=frame["cost"] - reach, high=frame["cost"] + reach)
+    ways, changes = (list(dict.fromkeys(frame[name])) for name in ("way", "change"))
+    end = 1.12 * frame["high"].max()
+
+    def x(column: str) -> alt.X:
+        across = alt.X(f"{column}:Q", title="added to the loss, nats a token")
+        return across.scale(domain=[0, end], nice=False).axis(tickCount=5, grid=False)
+
+    base = alt.Chart(rounded(frame)).encode(
+        x("cost"),
+        bar_axis("change", changes),
+        yOffset=alt.YOffset("way:N", sort=ways),
+    )
+    fill = colored("way", dict(zip(ways, PALETTE, strict=False)), title=None, sort=None)
+    layers = (
+        base.mark_bar().encode(fill),
+        base.mark_rule(color=INK).encode(x("low"), alt.X2("high")),
+        base.mark_text(align="left", dx=5).encode(x("high"), text=alt.Text("cost:Q", format=".2f")),
+    )
+    return alt.layer(*layers).properties(width=340, height=42 * len(changes))
+
+
+def together_chart(groups: Sequence[Mapping[str, Any]], pairs: int) -> alt.TopLevelMixin:
+    """What silencing each kind's heads costs: each alone, added up, and all together."""
+    ways = ("one by one, added up", "together")
+    columns = {"group": "change"} | {f"silent, {way.split(',')[0]}": way for way in ways}
+    wide = pd.DataFrame(groups).rename(columns=columns)
+    encoder, decoder, cross = (f"{many / one:.0f}" for one, many in wide[[*ways]].to_numpy())
+    frame = wide.melt("change", ways, "way", "cost").assign(error=0.0)
+    return titled(
+        _cost_bars(frame),
+        f"Together, heads cost {encoder}, {decoder} and {cross} times what they cost one by one",
+        "The 24 heads of each kind of attention are silent, each alone or all at once. "
+        f"{pairs:,} validation pairs.",
+    )
+
+
+def halves_chart(
+    costs: Mapping[str, Mapping[str, tuple[float, float]]], whole: str
+) -> alt.TopLevelMixin:
     """What each change of cross-attention's heads costs, a bar for each set of pairs.
 
-    `costs` leads from the set of pairs to the change and to nats a token.
+    `costs` leads from the set of pairs to the change, and to nats a token with a standard error.
+    The change `whole` is far beyond the others: it stands in the caption.
     """
-    frame = long(costs, "pairs", "change", "cost")
-    changes = list(frame["change"].unique())
-    x = alt.X("cost:Q", title="added to the loss, nats a token")
-    base = alt.Chart(rounded(frame)).encode(
-        x.scale(domain=[0, 1.1 * frame["cost"].max()], nice=False).axis(tickCount=5, grid=False),
-        bar_axis("change", changes),
-        yOffset=alt.YOffset("pairs:N", sort=list(costs)),
-    )
-    fill = colored("pairs", dict(zip(costs, PALETTE, strict=False)), title=None, sort=None)
-    numbers = base.mark_text(align="left", dx=5).encode(text=alt.Text("cost:Q", format=".2f"))
-    chart = alt.layer(base.mark_bar().encode(color=fill), numbers)
+    rows = [
+        {"way": pairs, "change": change, "cost": cost, "error": error}
+        for pairs, changes in costs.items()
+        for change, (cost, error) in changes.items()
+    ]
+    frame = pd.DataFrame(rows)
+    far = [f"{cost:.2f}" for cost in frame.loc[frame["change"] == whole, "cost"]]
     return titled(
-        chart.properties(width=340, height=42 * len(changes)),
-        "Little is lost without 12 heads, best or worst aligners; much without all 24",
-        "The heads of cross-attention, changed in six ways. The aligners are the four best or "
-        "worst of each layer, by their AER on our captions.",
+        _cost_bars(frame[frame["change"] != whole]),
+        "Each half of the heads that we silence costs under a tenth of all 24",
+        f"Changes of cross-attention's heads. {whole[0].upper() + whole[1:]}: {' and '.join(far)}. "
+        "Lines: two standard errors either way.",
     )
 
 
