@@ -480,7 +480,7 @@ finding = "The tiny model is worth a table of two to three characters"
 rivals_chart(costs, tiny_bits, finding, "100 new captions of the sample corpus.", "tiny model")
 
 # %% [markdown]
-# More context helps less and less; from seven characters on, the costs differ by less than 0.01 bits. The model sees the whole caption, yet loses to a table of three. Even in training it ended at 1.4 bits: it learned too little.
+# More context helps less and less; beyond seven characters the costs differ by less than 0.01 bits. The model sees the whole caption, yet loses to a table of three. Even in training it ended at 1.4 bits: it learned too little.
 #
 # ## Real captions
 #
@@ -525,7 +525,7 @@ finding = "A table that sees nine characters or more beats the mini-GPT"
 rivals_chart(table_bits.loc[6:], bits, finding, "1,000 new captions. K = 3 left out. One seed.")
 
 # %% [markdown]
-# The best table, K = 9, wins by 0.02 bits. Both could do better: with nearly the same alphabet, models after eight passes and a table with three discounts d tie at 1.24 bits ([earlier record](../results/archive/gpt-multi30k-earlier.json)).
+# The best table, K = 9, wins by 0.02 bits. Both could do better: with nearly this alphabet, models after eight passes and a table with three discounts d tie at 1.24 bits ([earlier record](../results/archive/gpt-multi30k-earlier.json)).
 #
 # From here on we take K = 12. That table is hardly worse (0.003 bits), and sees more. It counted 4.3 million different strings; the model has 0.8 million numbers.
 #
@@ -566,13 +566,13 @@ finding = "The model begins words better, the table spells them better"
 titled(drawn, finding, "Bits that the model saves per character. In brackets: the share of all.")
 
 # %% [markdown]
-# A surprise: in new contexts the *table* wins, by 0.06 bits. In met ones the two are equal. The table's strength is spelling: from a word's third letter on it leads by 0.12 bits, and by 0.19 in new contexts, where half of all characters are such letters. The model leads by 0.12 at first letters, but these are fewer, and by 0.06 where a word ends (*no letter*).
+# A surprise: in new contexts the *table* wins, by 0.06 bits. In met ones they are equal. The table's strength is spelling: from a word's third letter on it leads by 0.12 bits, and by 0.19 in new contexts, where half of all characters are such letters. The model leads by 0.12 at first letters, but these are fewer, and by 0.06 where a word ends (*no letter*).
 #
 # ## Further than the table sees
 #
 # > **In short.** *A man next to some cars*: is or are? A table of twelve characters can't know.
 #
-# We ask for the verb after twelve subjects, such as *A man* and *Two men*, with one to three phrases between. Only the last may have a noun. It alone fills the table's twelve characters. So the table's answer is the same after both subjects. Three things could move the model's: the subject, the last noun, and how usual each verb is. **Predict.** After three phrases, which counts more: the subject or the last noun?
+# We ask for the verb after twelve subjects, such as *A man* and *Two men*, with one to three phrases between. Only the last may have a noun. It fills the table's twelve characters: so its answer is the same after both subjects. The model's may depend on the subject, the last noun, and how usual each verb is. **Predict.** After three phrases, which counts more: the subject or the last noun?
 
 
 # %%
@@ -609,9 +609,7 @@ by_subject = bits_are[1] - bits_are[0]  # (3, 3)
 assert (by_subject.diff(dim=1) < -1).all()
 look = {"column_title": "phrases between", "cell": (80, 30), "scheme": "diverging"}
 finding = "The farther away the subject, the less it decides"
-caption = (
-    "Bits by which “are” is likelier than “is” (brown: less likely), the mean of 24 sentences."
-)
+caption = "Bits by which “are” is likelier than “is”, the mean of 24 sentences."
 labels = map(", ".join, product(("A …", "Two …"), ("singular noun", "no noun", "plural noun")))
 titled(heatmap(bits_are.flatten(0, 1), [*labels], ["1", "2", "3"], **look), finding, caption)
 
@@ -619,12 +617,13 @@ titled(heatmap(bits_are.flatten(0, 1), [*labels], ["1", "2", "3"], **look), find
 by_noun = bits_are[:, 2] - bits_are[:, 0]  # (2, 3)
 lean = bits_are[:, 1].mean(0)  # (3,): no noun, after both subjects
 effects = {"Two …, not A …": by_subject.mean(0), "plural, not singular noun": by_noun.mean(0)}
+print(f"{'phrases between':25}     1     2     3")
 for name, effect in (effects | {"leans to “are”": lean}).items():
     print(f"{name:25}", *(f"{bits:5.1f}" for bits in effect.tolist()))
 assert by_subject.min() > 2 and by_noun.min() > 2 and lean.max() < -0.5
 
 # %% [markdown]
-# Neither: after three phrases both count about three bits. The model sees the subject, over fifty characters. But the subject's pull more than halves with distance, while the last noun is always near. So after a singular last noun *is* becomes likelier, on average, even for *Two …*. Without a noun the model leans to *is* by about one bit. That fits the captions: twice as many have *is* (`grep -c " is " train.en`).
+# Neither: after three phrases both count about three bits. The model sees the subject, over fifty characters. But the subject's pull more than halves with distance, while the last noun is always near. So with a singular last noun even *Two …* gets *is*, on average. Without a noun the model leans to *is* by about one bit. That fits the captions: twice as many have *is* (`grep -c " is " train.en`).
 #
 # ## Both together
 #
