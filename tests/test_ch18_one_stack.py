@@ -10,7 +10,7 @@ import torch
 from scipy.stats import ttest_1samp
 from torch import nn
 
-from scripts.book.figures.understanding import prefix_lags
+from scripts.book.figures.understanding import by_mask
 from scripts.book.instruments import count_flops, scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, subsequent_mask
@@ -123,19 +123,17 @@ def test_each_step_gives_what_the_whole_row_gives(model, sees):
         torch.testing.assert_close(torch.stack(by_steps), whole[: len(by_steps)])
 
 
-def test_masks_are_compared_at_one_change_and_one_seed():
+def test_a_masks_runs_are_found_by_change_and_seed():
+    rows = ("causal, unchanged", "prefix, place, too")
     runs = [
-        {"row": row, "seed": seed, "bleu": bleu + seed * seed, "losses": [-bleu, -bleu / seed]}
-        for row, bleu in {"causal, unchanged": 8, "prefix, unchanged": 5}.items()
+        {"row": row, "seed": seed, "bleu": 10 * i + seed, "losses": [3, i]}
         for seed in (2, 1)
+        for i, row in enumerate(rows)
     ]
-    runs += [{"row": "causal, place, too", "seed": s, "bleu": 7, "losses": [3, 2]} for s in (1, 2)]
-    runs += [{"row": "prefix, place, too", "seed": 2, "bleu": 6.5, "losses": [4, 2.5]}]
-    in_loss, in_bleu = prefix_lags(pd.DataFrame(runs))
-    unchanged, other = [("unchanged", 1), ("unchanged", 2)], ("position, too", 2)
-    assert in_bleu.to_dict() == dict.fromkeys(unchanged, 3) | {other: 0.5}
-    assert in_loss[1].to_dict() == dict.fromkeys(unchanged, 3) | {other: 1}
-    assert in_loss[2].to_dict() == {**dict(zip(unchanged, (3, 1.5), strict=True)), other: 0.5}
+    losses, bleu = by_mask(pd.DataFrame(runs))
+    assert bleu["causal"].to_dict() == {("unchanged", 2): 2, ("unchanged", 1): 1}
+    assert bleu["prefix"].to_dict() == {("position, too", 2): 12, ("position, too", 1): 11}
+    assert losses.loc["prefix", 2].tolist() == [1, 1] and losses[1].eq(3).all()
 
 
 # The class
@@ -219,7 +217,9 @@ def test_captions_have_20_and_19_pieces_on_average():
 
 def test_two_changes_together_close_the_lag_of_the_prefix_mask_and_none_alone():
     runs = pd.DataFrame(load_record("prefix-causes-multi30k")["runs"])
-    in_loss, in_bleu = prefix_lags(runs)
+    losses, scores = by_mask(runs)
+    in_loss = losses.loc["prefix"] - losses.loc["causal"]
+    in_bleu = scores["causal"] - scores["prefix"]
     together, alone = "own weights and relative positions", "relative positions"
     others = in_bleu.drop(together)
     assert (others.groupby("change").size() == 3).all() and (others > 0).all()
@@ -238,3 +238,9 @@ def test_two_changes_together_close_the_lag_of_the_prefix_mask_and_none_alone():
     for sees in ("causal", "prefix"):
         assert bleu[f"{sees}, {asked}"] < bleu[f"{sees}, unchanged"]
         assert bleu[f"{sees}, {together.replace('position', 'place')}"] > bleu[f"{sees}, unchanged"]
+    levels = pd.DataFrame({"causal": losses.loc["causal"][5], "lag": in_loss[5]})
+    ranked = levels.groupby("change").mean().drop(asked).sort_values("causal")
+    assert (ranked["lag"].diff().iloc[1:] > -0.002).all()  # the better, the smaller
+    ranked = ranked.loc[["targets from position 128", "unchanged"]]
+    assert 0.6 < ranked["lag"].iloc[0] / ranked["lag"].iloc[1] < 0.7
+    assert abs(ranked["causal"].diff().iloc[1]) < 0.02

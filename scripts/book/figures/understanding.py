@@ -657,23 +657,20 @@ def rival_dots(
     return alt.layer(*layers).properties(width=380, height=28 * len(rows))
 
 
-def prefix_lags(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
-    """How far the prefix mask is behind the causal one, for each change and seed that has both.
+def by_mask(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
+    """Losses after each pass, a column each, and BLEU of the study `prefix_causes`.
 
-    `runs` are those of the study `prefix_causes`. In loss after each pass, a column each, and in
-    BLEU at the end.
+    Their index is what a target's mask sees ("causal" or "prefix"), the change and the seed.
     """
     sees, _, change = (column for _, column in runs["row"].str.partition(", ").items())
     change = change.str.replace("place", "position")  # the chapter's word
     runs = runs.assign(sees=sees, change=change).set_index(["sees", "change", "seed"])
     losses = pd.DataFrame([*runs["losses"]], runs.index).rename(columns=lambda i: i + 1)
-    bleu = runs["bleu"]
-    in_loss = losses.loc["prefix"] - losses.loc["causal"]
-    return in_loss.dropna(), (bleu["causal"] - bleu["prefix"]).dropna()
+    return losses, runs["bleu"]
 
 
 def lag_panels(in_loss: pd.DataFrame, in_bleu: pd.Series, title: str) -> alt.TopLevelMixin:
-    """The lags of `prefix_lags`: means in loss, a curve a change; each seed in BLEU, a row each."""
+    """Lags by change and seed: means in loss, a curve a change; each seed in BLEU, a row each."""
     from scipy.stats import ttest_1samp
 
     means = in_bleu.groupby("change").mean().sort_values(ascending=False)  # the widest on top
