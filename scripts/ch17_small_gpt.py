@@ -404,7 +404,7 @@ titled(drawn, "The training loss falls in every pass", "A point is the mean of 2
 #
 # $$ p(x\mid h) = \frac{\max(c(hx) - d,\, 0)}{c(h)} + \frac{d\, k(h)}{c(h)}\; p(x\mid h'), \qquad c(h) = \sum_v c(hv) $$
 #
-# Each of the k(h) different characters that followed h gives up a part d of its count, and the shorter context gets what was given up. If $n_1$ of the strings hx occurred once and $n_2$ twice, $d = n_1/(n_1 + 2n_2)$ is a good choice. Below the empty h stands one more answer: all characters are equally likely.
+# Each of the k(h) different characters that followed h gives up a part d of its count, and the shorter context gets what was given up; all, if h never occurred. If $n_1$ of the strings hx occurred once and $n_2$ twice, $d = n_1/(n_1 + 2n_2)$ is a good choice. Below the empty h stands one more answer: all characters are equally likely.
 #
 # One more idea. For contexts shorter than K, c(hx) isn't how often hx occurred, but how many *different* characters stood before it. *wn* occurs 191 times here, but only *o* ever stood before it (*brown*). So after another letter than *o*, *wn* is unlikely, however often it occurred. **Your turn.** Write the class. Its texts are strings; `⟨` and `⟩` are their ends.
 
@@ -572,7 +572,7 @@ titled(drawn, finding, "Bits that the model saves per character. In brackets: th
 #
 # > **In short.** *A man next to some cars*: is or are? A table of twelve characters can't know.
 #
-# We ask for the verb after twelve subjects, such as *A man* and *Two men*, with one to three phrases between. Only the last may have a noun. It fills the table's twelve characters: so its answer is the same after both subjects. The model's may depend on the subject, the last noun, and how usual each verb is. **Predict.** After three phrases, which counts more: the subject or the last noun?
+# We ask for the verb after twelve subjects, such as *A man* and *Two men*, with one to three phrases between. Only the last may have a noun. That phrase fills what the table sees, so the table answers the same after both subjects. The model's answer may depend on the subject, the last noun, and how usual each verb is. **Predict.** After three phrases, which counts more: the subject or the last noun?
 
 
 # %%
@@ -623,7 +623,7 @@ for name, effect in (effects | {"leans to “are”": lean}).items():
 assert by_subject.min() > 2 and by_noun.min() > 2 and lean.max() < -0.5
 
 # %% [markdown]
-# Neither: after three phrases both count about three bits. The model sees the subject, over fifty characters. But the subject's pull more than halves with distance, while the last noun is always near. So with a singular last noun even *Two …* gets *is*, on average. Without a noun the model leans to *is* by about one bit. That fits the captions: twice as many have *is* (`grep -c " is " train.en`).
+# Neither: after three phrases both count about three bits. The model sees the subject, over fifty characters. But the subject's pull more than halves with distance. (The sentences get stranger, too, but the last noun, always near, loses little.) So with a singular last noun even *Two …* gets *is*, on average. Without a noun the model leans to *is* by about one bit, as if it fell back on frequency: twice as many captions have *is* (`grep -c " is " train.en`).
 #
 # ## Both together
 #
@@ -649,7 +649,7 @@ for pair, run in record["mixtures"].items():
     print(pair, f"(λ {run['share']}): {run['test']:.3f}, saved {table_bits[12] - run['test']:.3f}")
 
 # %% [markdown]
-# No, it lies below both. At λ = ½, as in the cell, Jensen's inequality promises only less than their mean. To beat the better one, they must err in different places. In the record, where validation chose λ, even a weaker table (K = 6) as partner saves a third as much.
+# No, it lies below both. As −log is convex, at λ = ½ a mixture costs at most their mean; nothing promises more. To beat the better one, they must err in different places. In the record, where validation chose λ, even a weaker table (K = 6) as partner saves a third as much.
 #
 # ## Summary
 #
@@ -703,6 +703,6 @@ check(packed_mask)
 #
 # *project · difficulty ●●○ · worth ●●● · 60 minutes*
 #
-# Let the table's share depend on whether it met its whole context (`levels[0].contexts`). Find both shares on one half of the sample corpus's validation captions, measure on the other. What do two shares gain?
+# Mix the shipped model with a table of twelve characters, counted on your captions or the sample's. Let the table's share depend on whether it met its whole context (`levels[0].contexts`). Find both shares on one half of the validation captions, measure on the other. What do two shares gain?
 #
 # Next: [Chapter 18 · One stack](ch18_one_stack.ipynb)
