@@ -356,7 +356,7 @@ rows = (part, short, greedy, drawn)
 figures.scores_table(means, rows, "loss", "chrf", "bleu", "words", "back_bleu")
 
 # %% [markdown]
-# Greedy German gains chrF; eight passes don't. Now compare drawn German with greedy German. Their captions are about equally short, and their losses fall about equally, by 0.9 and 1.0 nats. But drawn German has only a quarter of greedy German's gain in chrF, and even that may be noise. How can nearly the same fall of the loss bring so much less translation?
+# Greedy German gains chrF; eight passes don't. Now compare drawn German with greedy German. Their captions are about equally short, and their losses fall about equally, by 0.9 and 1.0 nats. But drawn German has about a quarter of greedy German's gain in chrF, and even that may be noise. How can nearly the same fall of the loss bring so much less translation?
 #
 # A suspicion: a model guesses the next word from the English before it. Then 27,188 more captions teach it English, whatever stands beside them.
 #
