@@ -747,15 +747,15 @@ def next_words_chart(
     return titled(side_by_side, title, caption, wrap=80)
 
 
-def shares_table(lessons: Mapping[tuple[str, float], Sequence[tuple[Any, Tensor, Tensor]]]) -> Any:
+def shares_table(lessons: Mapping[tuple[str, float], Sequence[Any]]) -> pd.DataFrame:
     """What the q of each student's lessons give the person's word, and the five largest others.
 
-    A lesson is a batch, its labels (N,) and q (N, V). Means over all places.
+    A lesson has `labels` (N,) and `q` (N, V). Means over all places.
     """
     rows = []
     for student, parts in lessons.items():
-        labels = torch.cat([labels for _, labels, _ in parts]).unsqueeze(1)  # (N, 1)
-        q = torch.cat([q for _, _, q in parts])  # (N, V)
+        labels = torch.cat([lesson.labels for lesson in parts]).unsqueeze(1)  # (N, 1)
+        q = torch.cat([lesson.q for lesson in parts])  # (N, V)
         others = q.scatter(1, labels, 0.0).topk(5)[0].sum(dim=1)  # (N,)
         rows.append([*student, q.gather(1, labels).mean().item(), others.mean().item()])
     columns = ["targets", "τ", "q, the person's word", "q, its five likeliest others"]
@@ -773,18 +773,24 @@ def scores_table(means: pd.DataFrame, rows: Sequence[str], *scores: str) -> pd.D
 
 
 def falls_chart(
-    means: pd.DataFrame, start: str, rows: Mapping[str, str], title: str, caption: str
+    runs: pd.DataFrame, start: str, rows: Mapping[str, str], title: str, caption: str
 ) -> alt.TopLevelMixin:
-    """A panel for the loss, one for BLEU: a line from row `start` to each of `rows`, named here."""
-    charts = []
-    for score, heading in (("loss", "validation loss, nats a token"), ("bleu", "BLEU")):
+    """A panel for the loss, one for chrF: a line from row `start` to each of `rows`, named here.
+
+    The lines join means; a pale dot is one of the `runs`.
+    """
+    means, charts = runs.groupby("row").mean(numeric_only=True), []
+    for score, heading in (("loss", "validation loss, nats a token"), ("chrf", "chrF")):
         frame = means.loc[[*rows], [score]].assign(name=[*rows.values()])
-        base = alt.Chart(rounded(frame.assign(before=means.loc[start, score])))
-        base = base.encode(row_axis("name", [*rows.values()], labels=not charts))
+        seeds = runs[runs["row"].isin([*rows])][["row", score]].replace({"row": dict(rows)})
+        y = row_axis("name", [*rows.values()], labels=not charts)
+        seeds = alt.Chart(rounded(seeds.rename(columns={"row": "name"}))).encode(y)
+        base = alt.Chart(rounded(frame.assign(before=means.loc[start, score]))).encode(y)
         x = alt.X(f"{score}:Q", title=heading).axis(tickCount=6)
         x, begin = x.scale(zero=False, nice=False, padding=12), alt.X("before:Q")
         layers = [
             base.mark_rule(color=GREY, strokeWidth=2).encode(x, x2="before:Q"),
+            seeds.mark_circle(size=60, opacity=0.35, color=PALETTE[0]).encode(x),
             base.mark_circle(size=90, opacity=1, color=PALETTE[0]).encode(x),
             base.mark_point(size=90, color=PALETTE[0], fill="white", opacity=1).encode(begin),
         ]
@@ -793,6 +799,9 @@ def falls_chart(
 
 
 TESTS = ("BLEU, test of 2016", "BLEU, test of 2017")
+RECIPES = ("onward", "onward-mean", "widened", "widened-mean", "risk", "risk-mean", "all-mean")
+RUNGS = {"chapter 9, penalty 0.6": "multi30k-de-en"}  # chapter 21's, each with its records
+RUNGS |= {name: f"ladder-{name}-?" for name in RECIPES} | {"risk": "ladder-risk-long-?"}
 
 
 def ladder_runs(rungs: Mapping[str, str]) -> pd.DataFrame:
@@ -816,14 +825,17 @@ def two_tests_chart(
     """Every model a mark, BLEU on one test across and on another up; a mean has another shape.
 
     `control` has a name and both scores. In the grey square a model differs from it by at most
-    `luck` on each test.
+    `luck` on each test. Three marks bear labels: the control, the first run, and the last, which
+    ships.
     """
     columns = ["name", *TESTS]
     runs = pd.concat([pd.DataFrame([control], columns=columns), runs[columns]], ignore_index=True)
-    runs["recipe"] = runs["name"].str.removesuffix("-mean")
-    runs["model"] = (runs["name"] == runs["recipe"]).map({True: "one run", False: "mean of runs"})
+    names = runs["name"]
+    runs["recipe"] = names.str.removesuffix("-mean").replace("all", "all-mean")
+    runs["model"] = names.str.endswith("-mean").map({False: "one run", True: "mean of runs"})
+    runs["label"] = [*names[:2], *[""] * (len(runs) - 3), "ships"]
     x, y = (
-        channel(f"{test}:Q").axis(title=test).scale(zero=False, nice=False, padding=20)
+        channel(f"{test}:Q").axis(title=test, tickCount=5).scale(zero=False, nice=False, padding=20)
         for channel, test in zip((alt.X, alt.Y), TESTS, strict=True)
     )
     _, across, up = control
@@ -839,11 +851,16 @@ def two_tests_chart(
         .encode(x, y, x2="right:Q", y2="high:Q")
     )
     color = dict(zip(runs["recipe"].unique(), (INK, GREY, *PALETTE), strict=False))
+    legend = alt.Legend(values=[*color][2:])
     kinds = {"domain": ["one run", "mean of runs"], "range": ["circle", "diamond"]}
     shape = alt.Shape("model:N", title=None).scale(**kinds)
-    marks = alt.Chart(rounded(runs)).mark_point(size=110, filled=True, opacity=0.9)
-    marks = marks.encode(x, y, colored("recipe", color, title=None), shape)
-    return titled((square + marks).properties(width=420, height=320), title, caption, wrap=80)
+    base = alt.Chart(rounded(runs)).encode(x, y)
+    marks = base.mark_point(size=110, filled=True, opacity=0.9)
+    marks = marks.encode(colored("recipe", color, title=None, legend=legend), shape)
+    labels = base.mark_text(dx=-9, align="right", color=INK).encode(text="label:N")
+    return titled(
+        (square + marks + labels).properties(width=480, height=320), title, caption, wrap=80
+    )
 
 
 def gains_table(runs: pd.DataFrame, control: tuple[str, float, float]) -> pd.DataFrame:
