@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 16 · Intervening
 #
-# After this chapter you can change a part of a running model, measure what that costs, and say when a map of attention tells a head's worth.
+# After this chapter you can change a part of a running model, measure what that costs, and say what a map of attention tells about a head's worth.
 #
 # | | |
 # |---|---|
@@ -53,11 +53,12 @@ from torch import Tensor, nn
 from scripts import ROOT
 from scripts.book.exercises import check
 from scripts.book.figures.understanding import (
-    cross_costs_chart,
+    halves_chart,
     lens_chart,
     map_and_worth_chart,
     patch_chart,
     residual_stream,
+    together_chart,
     worth_chart,
 )
 from scripts.book.records import load_record
@@ -109,13 +110,12 @@ residual_stream()
 # %% tags=["yours"]
 @contextmanager
 def heads_changed(
-    heads: Iterable[tuple[MultiHeadedAttention, int]],
-    change: Callable[[Tensor, nn.Linear, Tensor], Tensor],
+    heads: Iterable[tuple[MultiHeadedAttention, int]], change: Callable[..., Tensor]
 ) -> Iterator[None]:
     """Inside the block some heads, each a layer and a number from 0, say something else.
 
-    `change` gets what a layer's chosen heads say, side by side, (B, T, n · d_k); the layer's output
-    projection; and which of its D inputs these are, (n · d_k,). It returns what they say instead.
+    `change` gets what a layer's chosen heads say, (B, T, n · d_k), and returns what they say
+    instead. It also gets the output projection, and which of its D inputs these are, (n · d_k,).
     """
 
     def before_output(output: nn.Linear, inputs: tuple[Tensor], features: Tensor) -> Tensor:
@@ -137,28 +137,21 @@ def heads_changed(
 
 
 # %%
-def silence(head_outputs: Tensor, output: nn.Linear, features: Tensor) -> Tensor:
+def silence(head_outputs: Tensor, *_: Tensor | nn.Linear) -> Tensor:
     """Heads that say nothing."""
     return torch.zeros_like(head_outputs)
 
 
-# %% [markdown]
-# Check: a silent head is one whose columns of $W^O$ are 0.
-
-# %%
-torch.manual_seed(0)
 layer = model.decoder.layers[1].src_attn
-output = layer.project_output
-with torch.no_grad():
-    x = torch.randn(2, 5, output.in_features)  # (B, T, D): all heads, side by side
-    weight = output.weight.clone()  # (D, D)
-    weight.unflatten(1, (layer.h, -1))[:, 3] = 0
-    with heads_changed([(layer, 3)], silence):
-        torch.testing.assert_close(output(x), F.linear(x, weight, output.bias))
-    assert not torch.equal(output(x), F.linear(x, weight, output.bias))  # it speaks again
+x = torch.randn(2, 5, layer.project_output.in_features)  # (B, T, D): all heads, side by side
+with heads_changed([(layer, 3)], silence):
+    silent = layer.project_output(x)
+x.unflatten(-1, (layer.h, -1))[:, :, 3] = 0  # a view: this changes x
+torch.testing.assert_close(silent, layer.project_output(x))
+
 
 # %% [markdown]
-# **Pitfall.** *A hook that is never called.* Our fast decoder reads the layer's weights and never calls the layer: every head seems worthless. Check first that something changes.
+# **Pitfall.** *A hook that is never called.* Our fast decoder reads the layer's weights and never calls the layer: every head seems worthless. Check that something changes.
 
 # %%
 cross_heads = [(layer, i) for layer in attention_layers(model)["cross"] for i in range(layer.h)]
@@ -209,7 +202,7 @@ def changed_losses(
     model: EncoderDecoder,
     batch: Batch,
     heads: Iterable[tuple[str, int, int]],
-    change: Callable[[Tensor, nn.Linear, Tensor], Tensor] = silence,
+    change: Callable[..., Tensor] = silence,
     memory: Tensor | None = None,
 ) -> Tensor:
     """`reference_losses` (B,) while some heads are silent, or changed otherwise."""
@@ -241,7 +234,7 @@ print(f"the whole model's loss: {whole.sum() / batch.ntokens:.2f} nats a token")
 print(f"a head's worth: {worths.mean():.3f} on average, standard error {errors.mean():.3f}")
 
 # %% [markdown]
-# A head is worth 0.002 nats on average, and the standard error of one worth is twice that: fifty captions are too few. So we take the worths from 1,014 validation pairs (the record of `python -m scripts.studies.heads`).
+# A worth's standard error is twice the average worth: fifty captions are too few. So we take the worths from 1,014 validation pairs (the record of `python -m scripts.studies.heads`).
 
 # %%
 record = load_record("heads-multi30k")
@@ -253,15 +246,15 @@ worth_chart(record["heads"], passed, record["splits"]["val"])
 #
 # ## Does the map tell?
 #
-# > **In short.** In the encoder, a head's map tells something about its worth. Elsewhere we don't see it.
+# > **In short.** In the encoder, a head's map tells something about its worth. Elsewhere the worths are too uncertain to say.
 #
 # Three numbers of chapter 15 describe a head's map:
 #
 # - *entropy*: low if the head is *sharp* and looks at few tokens;
 # - *previous*: its weight on the previous token;
-# - *AER*, in cross-attention: its errors as an aligner. A *good aligner* has few: it looks at the German of the next English word.
+# - *AER*, in cross-attention: its errors as an aligner of our captions. A *good aligner* has few: it looks at the German of the next English word.
 #
-# Do they go with worth? We rank the 24 heads of each kind by a number, and by worth. *Spearman's ρ* compares the two orders: 1 if they agree, −1 if one is the other reversed, near 0 if unrelated. If maps tell nothing, no ρ differs from 0 by more than chance.
+# Do they go with worth? We rank the 24 heads of each kind by a number, and by worth. *Spearman's ρ* compares the two orders: 1 if they agree, −1 if one is reversed, near 0 if unrelated. If maps tell nothing, no ρ differs from 0 by more than chance.
 #
 # **Predict.** Which are worth more: sharp heads, heads that look at the previous token, good aligners?
 
@@ -283,24 +276,34 @@ for ((kind, number), rank), ok in zip(ranks.items(), passed, strict=True):
 bet = ["encoder 2.1", "cross 1.7", "decoder 3.6", "encoder 3.2", "cross 2.8", "cross 1.5"]
 assert lines.loc[bet, "silent"].is_monotonic_decreasing
 assert passed == [True, True, False, False, False, False]  # the encoder's two
-map_and_worth_chart(of_kind, {"encoder": "entropy", "decoder": "entropy", "cross": "AER"}, bet)
+map_and_worth_chart(of_kind, bet, record["splits"]["val"])
 
 # %% [markdown]
-# A star marks a ρ beyond chance, with all six tested at once. In the encoder sharp heads are worth more, and so are heads that look at the previous token. Often one head is both, so this is one finding. Elsewhere no ρ has a star.
+# A star marks a ρ beyond chance, with all six tested at once. In the encoder sharp heads are worth more, and so are heads that look at the previous token. Often one head is both, so this is one finding. (In [Voita et al. 2019](https://arxiv.org/abs/1905.09418), too, encoder heads with a clear function are the last that can be pruned.)
 #
-# `bet` has chapter 15's six heads in order of worth. If you bet on the good aligners, cross 2.8 and 1.5, you lost. The worst aligner, cross 1.7 (layer 1, head 7), is worth most in cross-attention.
+# Elsewhere no ρ has a star. But there most worths differ little beside their errors, so the test could hardly have seen an order.
+#
+# `bet` has chapter 15's six heads in order of worth (the last three can't be told from 0). If you bet on the good aligners, cross 2.8 and 1.5, you lost. The worst aligner, cross 1.7, is worth most in cross-attention.
 #
 # ## Do heads stand in for one another?
 #
-# > **In short.** A worth is what is lost *while all other heads are still there*. If another head says the same, nothing is lost.
+# > **In short.** A worth is what is lost *while all other heads are still there*. If others can do a head's work, little is lost.
 #
-# Each head of cross-attention is worth almost nothing, yet without all of them the translation was of another picture. Why do they cost more together? There are three explanations.
+# Without cross-attention the translation was of another picture, yet each of its heads is worth almost nothing. So we silence all 24 heads of a kind together. If losses add up, this costs the sum of their worths.
+#
+# **Predict.** In which kind do they cost most, beside that sum?
+
+# %%
+together_chart(record["groups"][:3], record["splits"]["val"])  # the other groups: aligners
+
+# %% [markdown]
+# In cross-attention they cost 52 times as much together, in the encoder only 3 times. (In [Michel et al. 2019](https://arxiv.org/abs/1905.10650), too, cross-attention suffers most when many heads go.) Why? Three explanations:
 #
 # 1. *A large change does harm, whatever it is.* Test: beside what the heads say, add **noise**, a random vector of the same length.
-# 2. *The model needs only a part of what is said, whoever says it.* Test: **halve** what all 24 heads say. No head is lost.
-# 3. *Heads stand in for one another*: what one says, others say, too. Test: silence twelve heads. If nobody else says what they say, it is lost completely, and that costs much more than halving. If others say it, silence costs little more.
+# 2. *Everything is said louder than needed.* Test: **halve** what all 24 heads say.
+# 3. *Heads stand in for one another*: no head has content of its own. Test: silence twelve heads. If each has its own, half of it is lost, which costs several times as much as halving.
 #
-# The twelve are the four best aligners of each layer, or the four worst.
+# The twelve are the four best aligners of each layer, the four worst, or drawn at random.
 #
 # **Predict.** Which costs more, twelve heads silent or 24 halved? Are the best aligners missed more than the worst?
 
@@ -314,7 +317,7 @@ def noise_beside(head_outputs: Tensor, output: nn.Linear, features: Tensor) -> T
     return head_outputs + noise * lengths[0] / lengths[1]
 
 
-def halve(head_outputs: Tensor, output: nn.Linear, features: Tensor) -> Tensor:
+def halve(head_outputs: Tensor, *_: Tensor | nn.Linear) -> Tensor:
     """Heads that say half of what they would."""
     return head_outputs / 2
 
@@ -340,43 +343,43 @@ CROSS_CHANGES = {  # which heads of cross-attention, and what changes them
 # %%
 groups = aligners(rates)
 groups["cross"] = groups["best"] + groups["worst"]
-torch.manual_seed(0)  # noise
-lost = {"each silent alone, added up": sum(alone[head] for head in groups["cross"])}
-for name, (group, change) in CROSS_CHANGES.items():
-    lost[name] = changed_losses(model, batch, groups[group], change, memory) - whole
-ours = {name: cost_per_token(each, batch.ntokens)[0] for name, each in lost.items()}
+changes = dict(CROSS_CHANGES)
+torch.manual_seed(0)  # random halves, noise
+for i in (1, 2, 3):
+    groups[i] = [groups["cross"][n] for n in torch.randperm(24)[:12].tolist()]
+    changes[f"12 random heads silent ({i})"] = (i, silence)
+lost = {
+    name: changed_losses(model, batch, groups[group], change, memory) - whole
+    for name, (group, change) in changes.items()
+}
+ours = {name: cost_per_token(each, batch.ntokens) for name, each in lost.items()}
 difference = lost["12 best aligners silent"] - lost["12 worst aligners silent"]
-more, error = cost_per_token(difference, batch.ntokens)
-print(f"best less worst, our captions: {more:+.3f} ± {error:.3f}")
+more = cost_per_token(difference, batch.ntokens)
+print("best less worst, our captions: {:+.3f} ± {:.3f}".format(*more))
 
 # %% [markdown]
-# The same on the 1,014 validation pairs (the record of `python -m scripts.studies.aligners`):
+# The same on the 1,014 validation pairs, without the random halves (the record of `python -m scripts.studies.aligners`):
 
 # %%
 study = load_record("aligners-multi30k")
 print("best less worst, validation: {:+.3f} ± {:.3f}".format(*study["best less worst"]))
-theirs = {"each silent alone, added up": of_kind["cross"]["silent"].sum()} | study["costs"]
-assert max(v for name, v in theirs.items() if "12" in name) < theirs["all 24 silent"] / 10
-cross_costs_chart({"our 50 captions": ours, "1,014 validation pairs": theirs})
+theirs = {name: (cost, study["errors"][name]) for name, cost in study["costs"].items()}
+for costs in (ours, theirs):
+    assert sorted(costs.values())[-2][0] < costs["all 24 silent"][0] / 10  # the title's tenth
+halves_chart({"our 50 captions": ours, "1,014 validation pairs": theirs}, "all 24 silent")
 
 # %% [markdown]
-# **All 24.** On validation the worths add up to 0.05 nats, but all heads together cost 2.57. Noise costs far less, so the size of the change alone isn't the reason. But halving costs little, so the model needs only a part of what is said. Small worths alone don't prove that heads stand in for one another.
+# **All 24.** Noise costs far less than silence, so the size of the change isn't the reason. But halving costs little, too: the model needs only a part of what is said.
 #
-# **Twelve.** Silencing either twelve costs about 0.2, little more than halving. So the other twelve do nearly all of the work, be they the best aligners or the worst: heads stand in for one another.
+# **Twelve.** On validation either twelve cost about 0.2 nats, which chapter 9's training gained after its seventh epoch. That is not much more than halving costs; on our captions one random half costs twice as much as halving. So the other twelve do nearly all of the work: heads stand in for one another. Whether they say the same anyway, or step in, we don't see.
 #
-# **Good aligners.** On our captions, which also chose the groups, the best aligners are missed *more* than the worst, on validation *less*, both by more than two standard errors. So a finding needs a second set of sentences.
-#
-# <details><summary>Details: the mean in place of zero</summary>
-#
-# *Mean-ablation* puts a head's average over all pairs in place of zero. For all of cross-attention it costs less than silence (2.41 nats), for other groups more.
-#
-# </details>
+# **Good aligners.** On our captions the best aligners are missed *more* than the worst, on validation *less*, both by more than two standard errors. Both may be true: a finding needs a second set of sentences.
 #
 # ## Patch
 #
 # > **In short.** Silence shows *that* a part matters. To see *what* it carries, put another sentence's vector in its place.
 #
-# "Eine Frau liest ihrem Sohn ein Buch vor" means *A woman reads a book to her son*. With "Ein Mann … seinem Sohn" it is *his*. In German grammar "ihrem" or "seinem" alone decides this, whoever reads. Does the model rest on this word alone?
+# "Eine Frau liest ihrem Sohn ein Buch vor" means *A woman reads a book to her son*. With "Ein Mann … seinem Sohn" it is *his*. In German grammar "ihrem" or "seinem" alone decides between the two, whoever reads. Does the model rest on this word alone?
 #
 # We run both sentences through the encoder. In the first run we exchange *one* vector, the stream at position s after layer n, for that of the second, and go on. The decoder has read "A woman reads a book to". How much does it prefer *her*?
 #
@@ -406,14 +409,12 @@ def memory_from(model: EncoderDecoder, x: Tensor, done: int) -> Tensor:
 
 
 @torch.no_grad()
-def preference(
-    model: EncoderDecoder, memory: Tensor, tgt: Tensor, either: int, other: int
-) -> float:
-    """log p(either) − log p(other) for the token after tgt (1, T)."""
+def preference(model: EncoderDecoder, memory: Tensor, tgt: Tensor, this: int, that: int) -> float:
+    """log p(this) − log p(that) for the token after tgt (1, T)."""
     with dropout_off(model):
         x = model.decode(memory, None, tgt, subsequent_mask(tgt.size(1)))  # (1, T, D)
     logits = model.generator(x[0, -1])  # (V,)
-    return (logits[either] - logits[other]).item()
+    return (logits[this] - logits[that]).item()
 
 
 # %%
@@ -421,7 +422,6 @@ woman = look_at(trained, "Eine Frau liest ihrem Sohn ein Buch vor.")
 man = look_at(trained, "Ein Mann liest seinem Sohn ein Buch vor.")
 (her,), (his,) = (trained.tokenizer.encode(word) for word in ("her", "his"))
 read = woman.tgt[:, : woman.wanted[0].tolist().index(her) + 1]  # what stands before "her"
-print(" ".join(map(piece_label, pieces_of(trained, read[0].tolist()))))
 own, others = (encoder_stages(model, look.src) for look in (woman, man))  # N + 1 of (1, S, D)
 assert own[0].shape == others[0].shape  # so that positions match, piece by piece
 clean, foreign = (
@@ -430,35 +430,41 @@ clean, foreign = (
 print(f"log p(her) − log p(his): {clean:+.1f}, and {foreign:+.1f} with all of the other's source")
 
 # %% [markdown]
-# With all vectors of the other sentence the model prefers *his*, although the decoder has read "woman": the source decides.
+# With the whole other sentence the model prefers *his*, although it has read "woman": the source decides.
 #
 # **Predict.** Now exchange one vector at a time: ten positions, four depths. Is "Frau" enough to turn *her* into *his*? Is "ihrem"?
 
 
 # %%
-table = []  # a row a depth, a column a position
-for done, (x, y) in enumerate(zip(own, others, strict=True)):
-    table.append([])
-    for s in range(x.size(1)):
-        mixed = torch.cat((x[:, :s], y[:, s : s + 1], x[:, s + 1 :]), dim=1)  # (1, S, D)
-        table[-1].append(preference(model, memory_from(model, mixed, done), read, her, his))
-words = [
-    f"{piece_label(a)} / {piece_label(b)}" if a != b else piece_label(a)
-    for a, b in zip(woman.source, man.source, strict=True)
+def her_lead(x: Tensor, y: Tensor, positions: list[int], done: int = 0) -> float:
+    """log p(her) − log p(his) while x (1, S, D) has these positions from y (1, S, D)."""
+    mixed = x.clone()
+    mixed[:, positions] = y[:, positions]
+    return preference(model, memory_from(model, mixed, done), read, her, his)
+
+
+table = [  # a row a depth, a column a position
+    [her_lead(x, y, [s], done) for s in range(x.size(1))]
+    for done, (x, y) in enumerate(zip(own, others, strict=True))
 ]
-two_words = own[0].clone()
-two_words[:, [1, 3]] = others[0][:, [1, 3]]
-both = preference(model, memory_from(model, two_words, 0), read, her, his)
-print(f"both words at once: {both:+.1f}")
-assert np.flatnonzero(np.min(table, axis=0) < clean - 1).tolist() == [1, 3]  # the title's words
+labels = [[piece_label(piece) for piece in look.source] for look in (woman, man)]
+words = [a if a == b else f"{a} / {b}" for a, b in zip(*labels, strict=True)]
+noun, pronoun = 1, 3
+assert np.flatnonzero(np.min(table, axis=0) < clean - 1).tolist() == [noun, pronoun]  # the title's
+print(f"both words at once: {her_lead(own[0], others[0], [noun, pronoun]):+.1f}")
+for other in ("Kind", "Mutter", "Lehrer"):
+    look = look_at(trained, f"Ein {other} liest ihrem Sohn ein Buch vor.")
+    print(f"{other} for Frau: {her_lead(own[0], encoder_stages(model, look.src)[0], [noun]):+.1f}")
 patch_chart(table, words, clean)
 
 # %% [markdown]
-# Only two columns change much. Exchanging "ihrem" leaves the model undecided, or after the last layer turns it to *his*. Exchanging "Frau" takes away most of *her*'s lead. Both together, at the embeddings, do nearly all that the whole sentence does. So here *her* rests on two German words, where grammar needs one. (This is one pair, chosen as an example. Meng et al. 2022 looked for facts similarly.)
+# Only two columns change much. Exchanging "ihrem" leaves the model undecided, or after the last layer turns it to *his*. Exchanging "Frau" takes away most of *her*'s lead. Together they do about the sum of both. So here *her* rests on two German words, where grammar needs one. The first three rows are alike: until layer 3 hardly anything moves elsewhere.
+#
+# Not every noun does that: "Kind" (child) takes less than "Mann", "Mutter" (mother) nothing, and "Lehrer" (a male teacher) hardly anything. (One sentence.)
 #
 # ## Read
 #
-# > **In short.** What would the decoder say if it had to speak after an early sublayer? This shows where a word can first be read, not whether the model needs that sublayer.
+# > **In short.** What would the decoder say if it had to speak after an early sublayer? This shows where a word can first be *read* (is the likeliest), not whether the model needs that sublayer.
 #
 # The last norm and the generator turn the stream into probabilities of the next token. They can do so after *any* sublayer: this is the **logit lens** (nostalgebraist 2020).
 
@@ -498,7 +504,7 @@ final = log_p.exp()[:, range(dog.wanted.size(1)), dog.wanted[0]]  # (N + 1, T)
 lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read])
 
 # %% [markdown]
-# Before the first layer the lens shows the word just read. Look at the column "the": after two layers the model would write *water*, after three *wet*, the English of "nasse". Does *wet* need the sublayer after which it can first be read? If so, cutting that sublayer loses *wet*.
+# Before the first layer the lens shows the word just read, whose row has the largest product with itself. Look at the column "the": after two layers the model would write *water*, after three *wet*, the English of "nasse". Does *wet* need the sublayer after which it can first be read? If so, cutting that sublayer loses *wet*.
 #
 # We read after each sublayer: *wet*, and with "hohe" in place of "nasse" *tall*.
 
@@ -511,15 +517,20 @@ sources = {
 }
 
 
-def adjective_read(english: str) -> Tensor:
-    """p of the adjective at each stage of its sentence, where it is written: (3N + 1,)."""
-    (token,) = trained.tokenizer.encode(english)
-    return logit_lens(model, sources[english], dog.tgt)[:, at, token].exp()
+def next_token(english: str) -> Tensor:
+    """p of the token after "the" at each stage, in the adjective's sentence: (3N + 1, V)."""
+    return logit_lens(model, sources[english], dog.tgt)[:, at].exp()
 
 
+adjectives = {english: trained.tokenizer.encode(english)[0] for english in sources}
 parts = ("self-attention", "cross-attention", "feed-forward")
-after = [f"after layer {n}'s {part}" for n in (2, 3) for part in parts]
-pd.DataFrame({f"p({word})": adjective_read(word)[4:] for word in sources}, after).round(2)
+after = pd.DataFrame(index=[f"after layer {n}'s {part}" for n in (2, 3) for part in parts])
+for english, token in adjectives.items():
+    p = next_token(english)[4:]  # after layer 1
+    likeliest = pieces_of(trained, p.argmax(-1).tolist())
+    after[f"likeliest ({english})"] = [piece_label(piece) for piece in likeliest]
+    after[f"p({english})"] = p[:, token].numpy().round(2)
+after
 
 # %% [markdown]
 # *Tall* can be read after layer 2's cross-attention. *Wet* has only 0.03 there, and can be read after layer 3's. **Predict.** Which of these two cuts harms *wet* more, and which *tall*?
@@ -528,23 +539,21 @@ pd.DataFrame({f"p({word})": adjective_read(word)[4:] for word in sources}, after
 for n in (2, 3):
     layer = attention_layers(model)["cross"][n - 1]
     with heads_changed([(layer, head) for head in range(layer.h)], silence):
-        ends = ", ".join(f"p({word}) {adjective_read(word)[-1]:.2f}" for word in sources)
-    print(f"without layer {n}'s cross-attention the model ends with {ends}")
+        ends = [f"p({word}) {next_token(word)[-1, i]:.2f}" for word, i in adjectives.items()]
+    print(f"without layer {n}'s cross-attention the model ends with", *ends)
 
 # %% [markdown]
 # *Wet* loses more without layer 2's cross-attention, after which it can hardly be read. *Tall* loses little without it, though *tall* can first be read there. So where a word can first be read, and what it needs, are two questions. (This is one position of one caption.)
 #
 # ## Summary
 #
-# - Everything is added to one vector. Cut what is added, patch the vector, or read it early.
-# - A head's worth is what is lost without it while all others are there.
-# - In this model's encoder sharp heads are worth more. In cross-attention heads stand in for one another: either half does nearly all of the work.
+# - In this model's encoder sharp heads are worth more. In cross-attention heads stand in for one another: each of five halves alone does nearly all of the work.
 # - Patching shows what a vector carries: in our pair, *her* rests on two German words.
 # - Reading shows where a word can first be read, cutting which sublayers it needs.
 #
 # ## What the paper did that we don't
 #
-# Its Figures 3 to 5 show heads that seem to find a verb's distant partner, or what "its" refers to. It cuts none, so it can't tell whether they are needed.
+# Its Figures 3 to 5 show heads that seem to find a verb's distant partner, or what "its" refers to. It cuts none, so we don't learn whether they are needed.
 #
 # ## Exercises
 #
@@ -554,7 +563,7 @@ for n in (2, 3):
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# Silence head `head` of a `MultiHeadedAttention` inside a `with` block through $W^V$ and its bias instead of $W^O$. Gradients stay on. Afterwards the layer is what it was, even after an error. (`solution("values_silenced")` shows ours.)
+# Silence head `head` (from 0) of a `MultiHeadedAttention` inside a `with` block through $W^V$ and its bias instead of $W^O$. Autograd stays on. Afterwards the layer is what it was, even after an error. (`solution("values_silenced")` shows ours.)
 
 
 # %%
@@ -571,11 +580,11 @@ check(values_silenced)
 #
 # *think · difficulty ●●○ · worth ●●● · 10 minutes*
 #
-# Two heads of a layer do the same thing. Silencing either costs nothing, silencing both costs 3 BLEU. What is each worth? What goes wrong if we prune heads in the order of their worths?
+# Two heads of a layer do the same thing. Silencing either costs nothing, both 0.3 nats. What is each worth? What goes wrong if we prune heads in the order of their worths?
 #
 # <details><summary>An answer</summary>
 #
-# Each is worth nothing *given the other*. So both go early, and the second takes 3 BLEU with it. Measure again after each head.
+# Each is worth nothing *given the other*. So both go early, and the second takes 0.3 nats with it. Measure again after each head.
 #
 # </details>
 #

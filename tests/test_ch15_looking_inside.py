@@ -17,6 +17,7 @@ from scripts.ch15_looking_inside import (
     dossiers,
     even_look,
     head_numbers,
+    keeps_order,
     look_at,
     map_labels,
     moved_rows,
@@ -25,7 +26,7 @@ from scripts.ch15_looking_inside import (
     word_of_piece,
 )
 from scripts.core.models import STUDIED
-from scripts.corpora.captions import aligned_pairs
+from scripts.corpora.captions import aligned_pairs, sure_links
 from scripts.studies.heads import model_1_links, split_words, word_translation
 
 PAIRS = aligned_pairs()
@@ -81,6 +82,12 @@ def test_erratum_21_names_are_of_the_text_that_went_through(trained, park):
     assert labels == ["Hund", "+chen", ".", "▁"]
 
 
+def test_titles_say_where_two_heads_look_before_park(park):
+    rows, columns = map_labels(park, "cross")
+    of_park = park.maps["cross"][:, :, rows.index("a → park"), columns.index("Park")]
+    assert of_park[1, 7] > 0.9 and of_park[0, 6] < 0.05
+
+
 @pytest.mark.parametrize("kind", ["decoder", "cross"])
 def test_erratum_22_what_is_exchanged_moves_the_rows_that_read_it(trained, kind):
     look = look_at(trained, PAIRS[3].texts[0])
@@ -118,9 +125,9 @@ def test_head_numbers_are_those_of_plain_loops(park, kind):
 
 def test_even_attention_sees_what_it_may(park):
     maps, T = even_look(park).maps, park.tgt.size(1)
-    causal = torch.ones(T, T).tril() / torch.arange(1, T + 1).unsqueeze(1)
+    causal = torch.ones(T, T).double().tril() / torch.arange(1, T + 1).unsqueeze(1)
     torch.testing.assert_close(maps["decoder"], causal[None, None])
-    assert torch.allclose(maps["encoder"], torch.tensor(1 / len(park.source)))
+    assert torch.allclose(maps["encoder"], torch.tensor(1 / len(park.source)).double())
 
 
 def test_the_captions_and_the_form_of_one():
@@ -130,6 +137,14 @@ def test_the_captions_and_the_form_of_one():
     (pair,) = aligned_pairs("Er schläft , ja . | He is asleep . | 0-0 1p1 1-2 4-3")
     assert pair.sure == {(0, 0), (1, 2), (4, 3)} and pair.possible - pair.sure == {(1, 1)}
     assert pair.texts == ("Er schläft, ja.", "He is asleep.")
+    assert sure_links("0-0 1p1 1-2 14-13") == {(0, 0), (1, 2), (14, 13)}
+
+
+def test_the_order_is_kept_where_no_two_sure_links_cross():
+    for pair in PAIRS:
+        links = itertools.combinations(pair.sure, 2)
+        crossed = any((a - c) * (b - d) < 0 for (a, b), (c, d) in links)
+        assert keeps_order(pair) != crossed
 
 
 def test_pieces_find_their_words(trained):

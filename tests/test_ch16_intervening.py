@@ -165,15 +165,6 @@ def test_the_record_of_aligners_is_of_the_shipped_model_and_says_what_the_chapte
     assert math.isclose(difference, best - worst, abs_tol=2e-5) and difference < -2 * error
 
 
-def test_only_for_all_of_cross_attention_the_mean_is_milder_than_zero():
-    groups = {group["group"]: group for group in load_record("heads-multi30k")["groups"]}
-    milder = [k for k, g in groups.items() if g["mean, together"] < g["silent, together"]]
-    assert milder == ["cross"]
-    for group in groups.values():
-        assert group["mean, one by one"] > group["silent, one by one"]
-    assert round(groups["cross"]["mean, together"], 2) == 2.41
-
-
 # Patching, the lens, and what weights do not tell
 
 

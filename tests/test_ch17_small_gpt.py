@@ -89,7 +89,7 @@ def test_kneser_ney_against_its_definition(K):
     rng = random.Random(K)
     texts = ["".join(rng.choice("abc") for _ in range(rng.randint(1, 6))) for _ in range(12)]
     model = KneserNey(texts, K, 5)
-    discounts = [level[3] for level in model.levels]
+    discounts = [level.d for level in model.levels]
     assert all(0 < d < 1 for d in discounts)
     for text in ("", "a", "abba", "bca", "cccc"):
         for gram in grams(text, K + 1):

@@ -7,8 +7,10 @@ import statistics
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import ttest_1samp
 from torch import nn
 
+from scripts.book.figures.understanding import by_mask
 from scripts.book.instruments import count_flops, scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, subsequent_mask
@@ -21,7 +23,6 @@ from scripts.ch18_one_stack import (
     NumberClassifier,
     asked_hidden,
     asked_pairs,
-    by_mask,
     expected_number,
     features,
     fit_bag_of_words,
@@ -122,19 +123,17 @@ def test_each_step_gives_what_the_whole_row_gives(model, sees):
         torch.testing.assert_close(torch.stack(by_steps), whole[: len(by_steps)])
 
 
-def test_masks_are_compared_at_one_change_and_one_seed():
+def test_a_masks_runs_are_found_by_change_and_seed():
+    rows = ("causal, unchanged", "prefix, place, too")
     runs = [
-        {"row": row, "seed": seed, "bleu": bleu + seed * seed, "loss": -bleu}
-        for row, bleu in {"causal, unchanged": 8, "prefix, unchanged": 5}.items()
+        {"row": row, "seed": seed, "bleu": 10 * i + seed, "losses": [3, i]}
         for seed in (2, 1)
+        for i, row in enumerate(rows)
     ]
-    runs += [{"row": "causal, own, too", "seed": seed, "bleu": 7, "loss": 2} for seed in (1, 2)]
-    runs += [{"row": "prefix, own, too", "seed": 2, "bleu": 6.5, "loss": 2.5}]
-    both = by_mask(pd.DataFrame(runs))
-    gaps = {score: both[score, "prefix"] - both[score, "causal"] for score in ("bleu", "loss")}
-    unchanged = [("unchanged", 1), ("unchanged", 2)]
-    assert gaps["bleu"].to_dict() == dict.fromkeys(unchanged, -3) | {("own, too", 2): -0.5}
-    assert gaps["loss"].to_dict() == dict.fromkeys(unchanged, 3) | {("own, too", 2): 0.5}
+    losses, bleu = by_mask(pd.DataFrame(runs))
+    assert bleu["causal"].to_dict() == {("unchanged", 2): 2, ("unchanged", 1): 1}
+    assert bleu["prefix"].to_dict() == {("position, too", 2): 12, ("position, too", 1): 11}
+    assert losses.loc["prefix", 2].tolist() == [1, 1] and losses[1].eq(3).all()
 
 
 # The class
@@ -216,28 +215,32 @@ def test_captions_have_20_and_19_pieces_on_average():
     assert [round(statistics.mean(lengths)) for lengths in sides] == [20, 19]
 
 
-def test_two_changes_together_close_the_gap_of_the_masks_and_none_alone():
+def test_two_changes_together_close_the_lag_of_the_prefix_mask_and_none_alone():
     runs = pd.DataFrame(load_record("prefix-causes-multi30k")["runs"])
-    both = by_mask(runs)
-    assert (both.groupby("change").size() == 3).all()
-    apart = (both["bleu", "causal"] - both["bleu", "prefix"]).unstack("change")
-    together = "own weights and relative places"
-    others = apart.drop(columns=together)
-    assert (apart[together] < others.min(axis=1)).all() and abs(apart[together].mean()) < 0.5
-    left = others.mean().round(1).to_dict()
-    assert left.pop("unchanged") == 3.1 and (min(left.values()), max(left.values())) == (1.4, 2.5)
-    means = both.groupby("change").mean()
-    assert (means["bleu"].idxmax() == together).all()
-    gains = means["bleu"] - means.loc["unchanged", "bleu"]
-    assert [*gains.loc[together].round(1)] == [3.6, 6.9]
-    curves = runs.assign(change=runs["row"].str.partition(", ")[2], sees=runs["row"].str[:6])
-    curves = curves.explode("losses").assign(one_pass=lambda x: x.groupby(level=0).cumcount() + 1)
-    curves = curves.pivot_table("losses", ["change", "one_pass"], "sees", aggfunc="mean")
-    at = curves.loc[[(together, 2), ("unchanged", 3)]].astype(float)  # about as good
-    assert [*at["causal"].round(1)] == [2.4, 2.4]
-    assert [*(at["prefix"] - at["causal"]).abs().round(1)] == [0.0, 0.1]
-    asked = means.loc["source asked, too"]
-    assert (
-        gains.loc["source asked, too"].max() < 0
-        and asked["loss", "prefix"] < asked["loss", "causal"]
-    )
+    losses, scores = by_mask(runs)
+    in_loss = losses.loc["prefix"] - losses.loc["causal"]
+    in_bleu = scores["causal"] - scores["prefix"]
+    together, alone = "own weights and relative positions", "relative positions"
+    others = in_bleu.drop(together)
+    assert (others.groupby("change").size() == 3).all() and (others > 0).all()
+    assert in_bleu[together].min() < 0 < in_bleu[together].max()
+    reach = {  # where the intervals begin and end
+        change: ttest_1samp(lags, 0).confidence_interval()
+        for change, lags in in_bleu.groupby("change")
+    }
+    at_zero = {change for change, interval in reach.items() if interval.low < 0}
+    assert at_zero == {together, alone, "source asked, too"} and 1 <= reach[together].high < 1.1
+    more = in_bleu[alone] - in_bleu[together]
+    assert ttest_1samp(more, 0).confidence_interval().low < 0 < more.min()
+    asked = "source asked, too"
+    assert (in_loss.loc[asked] < 0).all(axis=None)
+    bleu = runs.groupby("row")["bleu"].mean()
+    for sees in ("causal", "prefix"):
+        assert bleu[f"{sees}, {asked}"] < bleu[f"{sees}, unchanged"]
+        assert bleu[f"{sees}, {together.replace('position', 'place')}"] > bleu[f"{sees}, unchanged"]
+    levels = pd.DataFrame({"causal": losses.loc["causal"][5], "lag": in_loss[5]})
+    ranked = levels.groupby("change").mean().drop(asked).sort_values("causal")
+    assert (ranked["lag"].diff().iloc[1:] > -0.002).all()  # the better, the smaller
+    ranked = ranked.loc[["targets from position 128", "unchanged"]]
+    assert 0.6 < ranked["lag"].iloc[0] / ranked["lag"].iloc[1] < 0.7
+    assert abs(ranked["causal"].diff().iloc[1]) < 0.02

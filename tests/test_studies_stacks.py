@@ -205,15 +205,16 @@ def test_all_kinds_learn_from_the_same_captions_and_one_begins_as_the_masked_mod
 
 def test_the_number_without_a_label(monkeypatch):
     """From what stands beside verbs, or from what a model expects: each verb on its own side."""
-    texts = [
+    texts = (
         "Zwei Hunde laufen hier .",
         "Ein Hund läuft .",
         "Ein Mann steht .",
         "Zwei gehen dort .",
-    ]
+    )
     items = [gap_item("Zwei Katzen springen dort."), gap_item("Ein Mann hat Hunde.")]
-    gaps = replace(classify.gaps_of("sample", 300), items={"val": items, "test": items[:1]})
-    counted = classify.counts_run(replace(gaps, texts={"train": texts}))
+    parts = {"train": [*map(gap_item, texts)], "val": items, "test": items[:1]}
+    gaps = replace(classify.gaps_of("sample", 300), items=parts)
+    counted = classify.counts_run(gaps)
     assert counted == {"val": 1, "test": 1}
     model = stacks.one_stack(SMALL, len(gaps.tokenizer) + 1)
     spoken = []

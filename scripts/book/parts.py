@@ -33,16 +33,15 @@ def counted_runs() -> pd.DataFrame:
 
 
 def block_means(rows: Sequence[str]) -> pd.DataFrame:
-    """A line for each row: its rate, mean losses (nats; first and last: training), and BLEU."""
-    digits = {"lr": 4, "first": 2, "last": 3, "loss": 3, "bleu": 1}
+    """A line for each row: its rate, and mean seconds, validation losses (nats) and BLEU."""
+    digits = {"lr": 4, "seconds": 0, "loss": 3, "bleu": 1}
     runs = counted_runs()
-    runs = runs.assign(first=runs["trained"].str[0], last=runs["trained"].str[-1])
     return runs.groupby("row")[[*digits]].mean().loc[[*rows]].round(digits)
 
 
-def block_verdicts() -> dict[str, Verdict]:
-    """BLEU of each row against its rival's, all tested together."""
-    scores = counted_runs().groupby("row")["bleu"].agg(list).to_dict()
+def block_verdicts(score: str = "BLEU") -> dict[str, Verdict]:
+    """BLEU, or the loss, of each row against its rival's, all tested together."""
+    scores = counted_runs().groupby("row")[score.lower()].agg(list).to_dict()
     return verdicts(scores, RIVALS_OF_PARTS)
 
 

@@ -90,11 +90,15 @@ def verdict_line(row: str, verdict: Verdict, rival: str, score: str = "BLEU") ->
     return f"{row}: {score} {verdict.difference:+.2f} ({interval}) against {rival}, {word}"
 
 
-def verdict_on(runs: pd.DataFrame, row: str, rival: str, score: str = "BLEU") -> str:
-    """A line that says whether the seeds of a row beat its rival's; each run has its own line."""
+def verdicts_on(runs: pd.DataFrame, against: Mapping[str, str], score: str = "BLEU") -> str:
+    """A line for each row of `against`: do its seeds beat its rival's? All rows judged together.
+
+    In `runs` each run has its own line.
+    """
     scores = runs.groupby("row")[score.lower()].agg(list)
-    verdict = verdicts({name: scores[name] for name in (row, rival)}, {row: rival})[row]
-    return verdict_line(row, verdict, rival, score)
+    judged = verdicts({name: scores[name] for name in (*against, *against.values())}, against)
+    lines = (verdict_line(row, judged[row], rival, score) for row, rival in against.items())
+    return "\n".join(lines)
 
 
 def mean_difference(own: pd.Series, other: pd.Series) -> str:

@@ -48,3 +48,8 @@ def aligned_pairs(text: str = CAPTIONS) -> list[AlignedPair]:
             AlignedPair(tuple(german), tuple(english), frozenset(sure), frozenset(possible))
         )
     return pairs
+
+
+def sure_links(text: str) -> set[tuple[int, int]]:
+    """The sure links of a text like "0-0 1p1 1-2"."""
+    return {(int(i), int(j)) for i, j in re.findall(r"(\d+)-(\d+)", text)}

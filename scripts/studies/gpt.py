@@ -112,7 +112,7 @@ def where(
     frame["place"] = [place for text in texts for place in ch17.places_in_words(text)]
     near = [i < K for text in texts for i in range(len(text) + 1)]
     contexts = (gram[:-1] for text in texts for gram in ch17.grams(text, K + 1))
-    met = [context in table.levels[0][1] for context in contexts]
+    met = [context in table.levels[0].contexts for context in contexts]
     pairs = zip(near, met, strict=True)
     frame["group"] = [f"{('far', 'near')[n]}, {('new', 'met')[m]}" for n, m in pairs]
     groups = frame.groupby(["place", "group"])
@@ -137,8 +137,7 @@ def compared(
         sizes = {name: packed(rows["train"], rows[name], context) for name in held_out}
         counts += [{"kind": "table", "K": context} | bits, {"kind": "PPM", "K": context} | sizes]
         if context == K:
-            record["table"] = bits | {"n-grams": sum(len(level[0]) for level in table.levels)}
-            record["verbs"] = ch17.agreement(lambda t, own=table: [*map(own.nats, t)])
+            record["table"] = bits | {"n-grams": sum(len(level.counts) for level in table.levels)}
             both = {"table": costs[K]["test"], "model": own["test"]}
             record["where"] = where(texts["test"], table, both)
     record["mixtures"] = {

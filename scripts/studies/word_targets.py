@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from scripts import ROOT
-from scripts.ch21_learning_from_models import lessons_of, student_of
+from scripts.ch21_learning_from_models import Lesson, lessons_of, student_of
 from scripts.core.models import Trained, load_model
 from scripts.core.scores import corpus_bleu
 from scripts.corpora.load import load_corpus
@@ -31,7 +31,7 @@ def plan_runs(plan: Plan) -> None:
 
 
 @cache
-def lessons(pairs: int, targets: str, tau: float) -> tuple[Trained, list[Any]]:
+def lessons(pairs: int, targets: str, tau: float) -> tuple[Trained, list[Lesson]]:
     """The teacher, and what it has to teach, as in the chapter."""
     teacher = load_model(ROOT / "models" / "sample-de-en")
     return teacher, lessons_of(teacher, load_corpus("sample")["train"][:pairs], targets, tau)
@@ -40,7 +40,7 @@ def lessons(pairs: int, targets: str, tau: float) -> tuple[Trained, list[Any]]:
 def taught(setting: Mapping[str, Any], task: Run) -> Run:
     """The BLEU of a student's greedy translations."""
     teacher, of_task = lessons(setting["pairs"], task["targets"], task["tau"])
-    model = student_of(of_task, task["tau"], task["seed"], task["lr"])
+    model = student_of(of_task, task["seed"], task["lr"])
     sources, references = zip(*load_corpus("sample")["val"][: setting["judged"]], strict=True)
     student = Trained(model, teacher.tokenizer, teacher.config)
     texts = translate(student, sources, DecodeOptions(beam=1))

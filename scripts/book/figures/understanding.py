@@ -10,35 +10,55 @@ import torch
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import bars, heatmap, lines, long, named, panels, rounded, titled
+from scripts.book.charts import bars, heatmap, lines, named, panels, rounded, titled
 from scripts.book.figures.diagram import Diagram, drawn
 from scripts.book.look import GREY, INK, LOG, PALE, PALETTE, bar_axis, colored, row_axis
 from scripts.book.records import load_record, record_names
+from scripts.book.verdict import t_exceeded
 
 alt, pd = Late("altair"), Late("pandas")
 
 
-def map_explorer(maps: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> alt.TopLevelMixin:
+def one_map(
+    weights: Tensor, rows: Sequence[str], columns: Sequence[str], title: str
+) -> alt.TopLevelMixin:
+    """A head's weights (T, S) while the words in `rows` are about to be written."""
+    texts = [[f"{w:.1f}" if w >= 0.05 else "" for w in row] for row in weights.tolist()]
+    look = {"texts": texts, "domain": (0, 1), "cell": 36, "value_title": "weight"}
+    return titled(
+        heatmap(weights, rows, columns, **look),
+        title,
+        "Rows: the word about to be written. Columns: what is looked at. Each row sums to 1.",
+        wrap=60,
+    )
+
+
+def map_explorer(
+    maps: Sequence[tuple[str, str, Sequence[str], Sequence[str], Tensor]],
+    start: tuple[str, int, int],
+    title: str,
+) -> alt.TopLevelMixin:
     """Maps in one chart, with pickers for sentence, kind, layer and head.
 
-    Each of `maps` has the names of a sentence and a kind, the labels `rows` and `columns`, and
-    `weights` (N, H, rows, columns), all of the same N and H. Weights are packed as whole
-    thousandths, one text a map, and spread out by the chart itself. `start` says what the pickers
-    show at first.
+    Each of `maps` has the names of a sentence and a kind, the labels of rows and of columns, and
+    weights (N, H, rows, columns), all of the same N and H. Weights are packed as whole thousandths,
+    one text a map, and spread out by the chart itself. `start` is the kind, layer and head that the
+    pickers show at first, of the first sentence; `title` says what one sees there.
     """
     packed = []
-    for chosen in maps:
-        whole = (1000 * chosen["weights"]).round().long().flatten(-2).tolist()
+    for sentence, kind, rows, columns, weights in maps:
+        whole = (1000 * weights).round().long().flatten(-2).tolist()
         texts = [[" ".join(map(str, flat)) for flat in heads] for heads in whole]
-        labels = {key: chosen[key] for key in ("sentence", "kind", "rows", "columns")}
+        labels = {"sentence": sentence, "kind": kind, "rows": rows, "columns": columns}
         packed.append(labels | {"maps": texts})
+    first = dict(zip(("kind", "layer", "head"), start, strict=True), sentence=maps[0][0])
     N, H = len(texts), len(texts[0])
     choices = {key: list(dict.fromkeys(m[key] for m in packed)) for key in ("sentence", "kind")}
     choices |= {"layer": list(range(1, N + 1)), "head": list(range(1, H + 1))}
     pickers = []
     for name, options in choices.items():
         menu = alt.binding_select(options=options, name=f"{name} ")
-        pickers.append(alt.param(name, value=start[name], bind=menu))
+        pickers.append(alt.param(name, value=first[name], bind=menu))
     label = "substring(datum.label, 3)"  # before it: the place, which keeps equal words apart
     look = {"labelExpr": label, "ticks": False, "domain": False, "labelOverlap": False}
     base = (
@@ -65,9 +85,9 @@ def map_explorer(maps: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) ->
     drawn = alt.layer(base.mark_rect(stroke="white", strokeWidth=1).encode(color), numbers)
     return titled(
         drawn.add_params(*pickers).properties(width=alt.Step(26), height=alt.Step(26)),
-        "Who looks at whom: one head of 72 (choose below)",
-        f"Shown at first: {start['kind']} {start['layer']}.{start['head']}. Rows are queries (read "
-        "→ about to write), columns are keys; each row sums to 1.",
+        title,
+        f"Shown at first: {start[0]} {start[1]}.{start[2]}; choose any of 72 heads below. "
+        "Rows are queries (read → about to write), columns are keys; each row sums to 1.",
         wrap=66,
     )
 
@@ -93,9 +113,12 @@ def head_shares_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
         ]
         look = {"texts": texts, "domain": (0, 0.6), "cell": 27, "value_title": "share"}
         maps[kind] = heatmap(matrix, names, shares, **look)
+    encoder = [row for row in record["heads"] if row["kind"] == "encoder"]
+    assert sum(row["previous"] > 0.3 for row in encoder) == 4
+    assert max(row["separator"] for row in encoder) < 0.1
     return titled(
         alt.hconcat(*named(maps)),
-        "Four encoder heads look at the previous token; two decoder heads at <s>",
+        "Four encoder heads give over 30% to the previous token; none gives 10% to </s>",
         "Mean weight by target, for each layer.head. The top line is what even attention over the "
         "same sentences gives; numbers stand where a head gives more than twice that. The decoder "
         "can't see the next token; <s> is its separator, and only the later half of the queries is "
@@ -136,24 +159,38 @@ def links_over_maps(maps: Mapping[str, Tensor], pair: Any) -> alt.TopLevelMixin:
         alt.hconcat(*named(charts)),
         f"{hits['writing']} of {len(pair.english)} English words find their German word "
         f"before they are written, {hits['reading']} once they are read",
-        "One head, one caption. Rows: English words; columns: German words. Blue: weight. Frames: "
-        "the links that we drew by hand. A head is right where a row's darkest cell is framed.",
+        "Head 2.8, one caption. Rows: English words; columns: German words, without </s>. Blue: "
+        "weight. Frames: the links that we drew by hand. A head is right where a row's darkest "
+        "cell is framed.",
     )
 
 
-def alignment_rates_chart(rates: Mapping[str, Any]) -> alt.TopLevelMixin:
-    """AER of each cross-attention head, (N, H) for each moment, side by side."""
-    look = {"domain": (0.2, 1), "cell": 38, "column_title": "head", "value_title": "AER"}
-    maps = {}
-    for moment, rate in rates.items():
-        layers = [f"layer {n + 1}" for n in range(len(rate))]
-        heads = [str(h + 1) for h in range(len(rate[0]))]
-        maps[MOMENTS[moment]] = heatmap(rate, layers, heads, **look)
+def alignment_dots(
+    rates: Mapping[str, Tensor], others: Mapping[str, Mapping[str, float]]
+) -> alt.TopLevelMixin:
+    """AER of each cross-attention head, (N, H) for each group of captions, as dots on one axis.
+
+    `others` leads from the group to the AER of "the guess" and of further methods, as lines across.
+    """
+    colors = dict(zip(others[next(iter(others))], (PALETTE[1], GREY), strict=True))
+    charts, better = {}, []
+    for group, rate in rates.items():
+        rows = [(f"layer {n + 1}", x) for n, layer in enumerate(rate.tolist()) for x in layer]
+        x = alt.X("AER:Q", title="AER (0: all links right)" if charts else None)
+        x = x.scale(domain=[0, 0.8])
+        dots = alt.Chart(rounded(pd.DataFrame(rows, columns=["layer", "AER"])))
+        dots = dots.mark_circle(size=75, opacity=0.6, color=PALETTE[0]).encode(x, row_axis("layer"))
+        lines = alt.Chart(rounded(pd.DataFrame(others[group].items(), columns=["method", "AER"])))
+        stroke = colored("method", colors, title=None)
+        rules = lines.mark_rule(strokeWidth=2.5).encode(x, stroke)
+        charts[group] = alt.layer(rules, dots).properties(width=440, height=90)
+        better.append(int((rate < others[group]["the guess"]).sum()))
+    kept, moved = better
     return titled(
-        alt.hconcat(*named(maps)),
-        "All 24 heads align better in the query about to write",
-        "Alignment error rate over fifty captions; lower is better, so pale is good. Left: the "
-        "query about to write the word. Right: a step later, when it has read it.",
+        alt.vconcat(*named(charts)),
+        f"Where words change places, {moved} of 24 heads beat the guess; elsewhere {kept}",
+        "Alignment error rate in the query about to write; a dot is a head. The guess: the German "
+        "word at the same relative place.",
     )
 
 
@@ -198,59 +235,113 @@ def worth_chart(rows: Sequence[dict], passed: Sequence[bool], pairs: int) -> alt
 
 
 def map_and_worth_chart(
-    kinds: Mapping[str, pd.DataFrame], across: Mapping[str, str], labelled: Sequence[str]
+    kinds: Mapping[str, pd.DataFrame], labelled: Sequence[str], pairs: int
 ) -> alt.TopLevelMixin:
     """Heads as dots, a panel a kind: a number of the map across, the worth up, on one scale.
 
-    The index of each of the `kinds` names its heads; `across` says which column is drawn.
-    Those `labelled` bear the last word of their name.
+    The index of each of the `kinds` names its heads. Those `labelled` bear the last word of their
+    name. A worth's standard error follows from the p
+    of its t test over so many `pairs`.
     """
     units = {"entropy": "entropy, bits", "AER": "AER"}
-    worths = [worth for heads in kinds.values() for worth in heads["silent"]]
-    scale = alt.Scale(domain=[min(worths), max(worths)], nice=True)
+    across = {"encoder": "entropy", "decoder": "entropy", "cross": "AER"}
+    frames = {}
+    for kind, number in across.items():
+        worths, tests = (kinds[kind][name] for name in ("silent", "silent p"))
+        reach = 2 * worths.abs() / [t_exceeded(p, pairs - 1) for p in tests]
+        frames[kind] = kinds[kind][[number, "silent"]].assign(
+            low=worths - reach,
+            high=worths + reach,
+            label=[name.split()[-1] if name in labelled else "" for name in worths.index],
+        )
+    ends = [
+        min(f["low"].min() for f in frames.values()),
+        max(f["high"].max() for f in frames.values()),
+    ]
+
+    def up(column: str) -> alt.Y:
+        y = alt.Y(f"{column}:Q", title="worth, nats a token").axis(tickCount=5)
+        return y.scale(domain=ends, nice=True)
+
     charts = {}
     for kind, number in across.items():
-        frame = kinds[kind][[number, "silent"]]
-        label = [name.split()[-1] if name in labelled else "" for name in frame.index]
-        base = alt.Chart(rounded(frame, 5).assign(label=label)).encode(
-            alt.X(f"{number}:Q", title=units[number])
-            .scale(zero=False, padding=30)
-            .axis(tickCount=5),
-            alt.Y("silent:Q", title="worth, nats a token").scale(scale).axis(tickCount=5),
+        x = alt.X(f"{number}:Q", title=units[number]).scale(zero=False, padding=30)
+        base = alt.Chart(rounded(frames[kind], 5)).encode(x.axis(tickCount=5), up("silent"))
+        layers = (
+            base.mark_rule(color=GREY, opacity=0.5).encode(up("low"), alt.Y2("high")),
+            base.mark_circle(size=60, opacity=0.8),
+            base.mark_text(dx=-7, align="right", fontSize=12, color=INK).encode(text="label:N"),
         )
-        text = base.mark_text(dx=-7, align="right", fontSize=12, color=INK)
-        dots = alt.layer(base.mark_circle(size=60, opacity=0.8), text.encode(text="label:N"))
-        charts[kind] = dots.properties(width=190, height=210)
+        charts[kind] = alt.layer(*layers).properties(width=190, height=210)
     return titled(
         alt.hconcat(*named(charts)),
-        "In the encoder sharp heads are worth more; elsewhere no order can be seen",
-        "A dot is a head. Low entropy: a sharp head. Low AER: a good aligner. Named: the six heads "
-        "of chapter 15's bet.",
+        "In the encoder sharp heads are worth more; elsewhere the errors would hide an order",
+        "A dot is a head, its line two standard errors of its worth either way. Low entropy: a "
+        "sharp head. Low AER: a good aligner. Named: the six heads of chapter 15's bet.",
         wrap=110,
     )
 
 
-def cross_costs_chart(costs: Mapping[str, Mapping[str, float]]) -> alt.TopLevelMixin:
+def _cost_bars(frame: pd.DataFrame) -> alt.LayerChart:
+    """What changes cost: a bar for each `way` of each `change`, and two standard `error`s."""
+    reach = 2 * frame["error"]
+    frame = frame.assign(low=frame["cost"] - reach, high=frame["cost"] + reach)
+    ways, changes = (list(dict.fromkeys(frame[name])) for name in ("way", "change"))
+    end = 1.12 * frame["high"].max()
+
+    def x(column: str) -> alt.X:
+        across = alt.X(f"{column}:Q", title="added to the loss, nats a token")
+        return across.scale(domain=[0, end], nice=False).axis(tickCount=5, grid=False)
+
+    base = alt.Chart(rounded(frame)).encode(
+        x("cost"),
+        bar_axis("change", changes),
+        yOffset=alt.YOffset("way:N", sort=ways),
+    )
+    fill = colored("way", dict(zip(ways, PALETTE, strict=False)), title=None, sort=None)
+    layers = (
+        base.mark_bar().encode(fill),
+        base.mark_rule(color=INK).encode(x("low"), alt.X2("high")),
+        base.mark_text(align="left", dx=5).encode(x("high"), text=alt.Text("cost:Q", format=".2f")),
+    )
+    return alt.layer(*layers).properties(width=340, height=42 * len(changes))
+
+
+def together_chart(groups: Sequence[Mapping[str, Any]], pairs: int) -> alt.TopLevelMixin:
+    """What silencing each kind's heads costs: each alone, added up, and all together."""
+    ways = ("one by one, added up", "together")
+    columns = {"group": "change"} | {f"silent, {way.split(',')[0]}": way for way in ways}
+    wide = pd.DataFrame(groups).rename(columns=columns)
+    encoder, decoder, cross = (f"{many / one:.0f}" for one, many in wide[[*ways]].to_numpy())
+    frame = wide.melt("change", ways, "way", "cost").assign(error=0.0)
+    return titled(
+        _cost_bars(frame),
+        f"Together, heads cost {encoder}, {decoder} and {cross} times what they cost one by one",
+        "The 24 heads of each kind of attention are silent, each alone or all at once. "
+        f"{pairs:,} validation pairs.",
+    )
+
+
+def halves_chart(
+    costs: Mapping[str, Mapping[str, tuple[float, float]]], whole: str
+) -> alt.TopLevelMixin:
     """What each change of cross-attention's heads costs, a bar for each set of pairs.
 
-    `costs` leads from the set of pairs to the change and to nats a token.
+    `costs` leads from the set of pairs to the change, and to nats a token with a standard error.
+    The change `whole` is far beyond the others: it stands in the caption.
     """
-    frame = long(costs, "pairs", "change", "cost")
-    changes = list(frame["change"].unique())
-    x = alt.X("cost:Q", title="added to the loss, nats a token")
-    base = alt.Chart(rounded(frame)).encode(
-        x.scale(domain=[0, 1.1 * frame["cost"].max()], nice=False).axis(tickCount=5, grid=False),
-        bar_axis("change", changes),
-        yOffset=alt.YOffset("pairs:N", sort=list(costs)),
-    )
-    fill = colored("pairs", dict(zip(costs, PALETTE, strict=False)), title=None, sort=None)
-    numbers = base.mark_text(align="left", dx=5).encode(text=alt.Text("cost:Q", format=".2f"))
-    chart = alt.layer(base.mark_bar().encode(color=fill), numbers)
+    rows = [
+        {"way": pairs, "change": change, "cost": cost, "error": error}
+        for pairs, changes in costs.items()
+        for change, (cost, error) in changes.items()
+    ]
+    frame = pd.DataFrame(rows)
+    far = [f"{cost:.2f}" for cost in frame.loc[frame["change"] == whole, "cost"]]
     return titled(
-        chart.properties(width=340, height=42 * len(changes)),
-        "Little is lost without 12 heads, best or worst aligners; much without all 24",
-        "The heads of cross-attention, changed in six ways. The aligners are the four best or "
-        "worst of each layer, by their AER on our captions.",
+        _cost_bars(frame[frame["change"] != whole]),
+        "Each half of the heads that we silence costs under a tenth of all 24",
+        f"Changes of cross-attention's heads. {whole[0].upper() + whole[1:]}: {' and '.join(far)}. "
+        "Lines: two standard errors either way.",
     )
 
 
@@ -447,13 +538,14 @@ def ablation_rates_chart(sweeps: pd.DataFrame, title: str) -> alt.TopLevelMixin:
     )
 
 
-def budget_chart(bought: pd.DataFrame, title: str) -> alt.TopLevelMixin:
+def budget_chart(bought: pd.DataFrame, ended: pd.DataFrame) -> alt.TopLevelMixin:
     """Loss by size, a curve for each budget, and the passes of its best and its widest model.
 
-    `bought` has the columns budget (in units), width, N, passes and loss.
+    `bought` has the columns budget (in units), width, N, passes and loss; `ended` has N and loss
+    of runs that were trained to their end with one unit.
     """
-    budgets = sorted(bought["budget"].unique(), reverse=True)
-    scheme = alt.SchemeParams("viridis", extent=[0, 0.85])  # without its yellow
+    budgets = sorted(bought["budget"].unique())
+    scheme = alt.SchemeParams("viridis", extent=[0.85, 0])  # without its yellow
     sizes = alt.Axis(values=sorted(bought["N"].unique()), format=".2s", labelFlush=False)
     encoding = {
         "x": alt.X("N:Q", title="parameters", axis=sizes).scale(padding=30, **LOG),
@@ -471,15 +563,47 @@ def budget_chart(bought: pd.DataFrame, title: str) -> alt.TopLevelMixin:
     widest = alt.Chart(bought.loc[groups["N"].idxmax()]).encode(**encoding)
     layers = [
         alt.Chart(bought).mark_line(point={"size": 50}).encode(**encoding, color=color),
+        alt.Chart(rounded(ended.groupby("N", as_index=False)["loss"].mean()))
+        .mark_point(shape="cross", angle=45, size=70, filled=True, color=PALETTE[1], opacity=1)
+        .encode(**encoding),
         best.mark_point(size=160, strokeWidth=1.5).encode(color=color),
-        best.mark_text(dy=18).encode(text="best:N", color=alt.value(INK)),
-        widest.mark_text(dy=-12).encode(text="early:N", color=alt.value(GREY)),
+        best.mark_text(dy=27).encode(text="best:N", color=alt.value(INK)),
+        widest.mark_text(dx=-8, dy=18, align="left").encode(text="early:N", color=alt.value(GREY)),
     ]
     return titled(
         alt.layer(*layers).properties(width=480, height=320),
-        title,
+        "The best width is in between, and it grows with the budget",
         "Each curve spends one budget; a unit is one pass of width 48. Rings: the best size. "
-        "Grey: the passes of the widest model, which is read early in its schedule.",
+        "Grey: the passes of the widest model, which is read early in its schedule. Crosses: two "
+        "models trained to their end with about one unit.",
+        wrap=80,
+    )
+
+
+def decision_chart(measured: pd.Series, predicted: pd.DataFrame) -> alt.TopLevelMixin:
+    """What laws predict at one budget, a curve each with its lowest place, and what was measured.
+
+    `measured` and the columns of `predicted`, one a law, are losses by the number of parameters.
+    """
+    curves = predicted.rename_axis("N").reset_index().melt("N", var_name="law", value_name="loss")
+    dots = measured.rename_axis("N").rename("loss").reset_index().assign(law="measured")
+    picks = curves.loc[curves.groupby("law")["loss"].idxmin()]
+    color = colored(
+        "law", dict(zip([*predicted, "measured"], [*PALETTE[1:3], INK], strict=True)), title=None
+    )
+    sizes = alt.Axis(values=[*measured.index, *picks["N"].round(-3)], format=".2s")
+    x = alt.X("N:Q", title="parameters", axis=sizes).scale(**LOG)
+    y = alt.Y("loss:Q", title="loss with eight units").scale(zero=False, padding=12)
+    layers = [
+        alt.Chart(rounded(curves)).mark_line(),
+        alt.Chart(rounded(picks)).mark_point(shape="diamond", size=150, filled=True, opacity=1),
+        alt.Chart(rounded(dots)).mark_circle(size=80, opacity=1),
+    ]
+    return titled(
+        alt.layer(*[layer.encode(x, y, color) for layer in layers]).properties(width=480),
+        "Both laws predict too high a loss, and nearly the best size",
+        "Lines: each law, fitted to the cheap readings (means of three seeds). Diamonds: the size "
+        "that it picks. Dots: measured, widths 48, 64 and 96.",
         wrap=80,
     )
 
@@ -488,33 +612,45 @@ TOKEN_TICKS = [a * 10**b for b in range(3, 8) for a in (1, 2, 5)]  # ticks of a 
 
 
 def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
-    """Mean losses of a grid by tokens, a line of the law for each size; below, what two laws miss.
+    """Mean losses of a grid by tokens, a panel a law; below, what it misses.
 
     `places` has the columns N, D and loss, and one for what each law says.
     """
     errors = {f"error of {name}": places["loss"] / places[name] - 1 for name in (law, other)}
     x = alt.X("D:Q", title="target tokens that exist").scale(padding=12, **LOG)
-    bare = x.axis(labels=False, title=None, values=TOKEN_TICKS)
-    level = {"title": "validation loss, nats per piece", "scale": alt.Scale(zero=False, padding=8)}
-    color = alt.Color("N:O", sort="descending").legend(title="parameters", format=".2s")
-    base = alt.Chart(rounded(places.assign(**errors))).encode(color.scale(scheme="viridis"))
-    dots = base.mark_circle(size=55, opacity=1)
-    curves = base.mark_line(strokeWidth=1.5).encode(bare, alt.Y(f"{law}:Q", **level))
-    parts = [alt.layer(curves, dots.encode(bare, alt.Y("loss:Q", **level))).properties(height=260)]
+    ruled = x.axis(format="~s", values=TOKEN_TICKS, labelFlush=False)
+    color = alt.Color("N:O").legend(title="parameters", format=".2s")
+    color = color.scale(scheme=alt.SchemeParams("viridis", extent=[0.9, 0]))
+    base = alt.Chart(rounded(places.assign(**errors))).encode(color)
+    dots = base.mark_circle(size=45, opacity=1)
     zero = alt.Chart(pd.DataFrame({"y": [0]})).mark_rule(color=GREY).encode(y="y:Q")
     farthest = round(max(column.abs().max() for column in errors.values()), 4)
-    ruled = x.axis(format="~s", values=TOKEN_TICKS, labelFlush=False)
-    for name, below in ((other, bare), (law, ruled)):
-        error = alt.Y(f"error of {name}:Q", title=[f"{name} law", "misses"]).axis(
-            format="+.0%", tickCount=3
+    levels = [places[name] for name in ("loss", law, other)]
+    ends = [min(map(min, levels)), max(map(max, levels))]
+    columns = {}
+    for name in (other, law):
+        first = name == other  # its panels name the axes of both
+        y = alt.Y(f"{name}:Q").scale(domain=ends, nice=False, padding=8)
+        y = y.title("validation loss, nats per piece" if first else None)
+        bare = x.axis(labels=False, title=None, values=TOKEN_TICKS)
+        curves = base.mark_line(strokeWidth=1.5).encode(bare, y)
+        seen = dots.encode(bare, alt.Y("loss:Q"))
+        share = "datum.value == 0 ? '0' : format(datum.value, '+.0%')"
+        error = alt.Y(f"error of {name}:Q", title="misses" if first else None).axis(
+            labelExpr=share, tickCount=3
         )
         error = error.scale(domain=[-farthest, farthest])
-        parts.append(alt.layer(zero, dots.encode(below, error)).properties(height=90))
+        missed = alt.layer(zero, dots.encode(ruled, error))
+        parts = [
+            alt.layer(curves, seen).properties(width=240, height=260, title=f"{name} law"),
+            missed.properties(width=240, height=90),
+        ]
+        columns[name] = alt.vconcat(*parts)
     return titled(
-        alt.vconcat(*[part.properties(width=480) for part in parts]),
+        alt.hconcat(*columns.values()),
         f"Size gains less when text is short: the {law} law follows, the {other} law can't",
-        f"Dots: means of three seeds. Lines: the {law} law. Below: how far the runs lie above (+) "
-        "or below each law.",
+        "Dots: means of three seeds. Lines: the law, fitted to all of them. Below: how far the "
+        "runs lie above (+) or below it.",
         wrap=80,
     )
 
@@ -539,6 +675,56 @@ def rival_dots(
     diamonds = alt.Chart(rounded(pd.DataFrame(rivals))).mark_point(shape="diamond", color=GREY)
     layers = [layer.encode(x, y) for layer in (diamonds, ticks, dots)]
     return alt.layer(*layers).properties(width=380, height=28 * len(rows))
+
+
+def by_mask(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
+    """Losses after each pass, a column each, and BLEU of the study `prefix_causes`.
+
+    Their index is what a target's mask sees ("causal" or "prefix"), the change and the seed.
+    """
+    sees, _, change = (column for _, column in runs["row"].str.partition(", ").items())
+    change = change.str.replace("place", "position")  # the chapter's word
+    runs = runs.assign(sees=sees, change=change).set_index(["sees", "change", "seed"])
+    losses = pd.DataFrame([*runs["losses"]], runs.index).rename(columns=lambda i: i + 1)
+    return losses, runs["bleu"]
+
+
+def lag_panels(in_loss: pd.DataFrame, in_bleu: pd.Series, title: str) -> alt.TopLevelMixin:
+    """Lags by change and seed: means in loss, a curve a change; each seed in BLEU, a row each."""
+    from scipy.stats import ttest_1samp
+
+    means = in_bleu.groupby("change").mean().sort_values(ascending=False)  # the widest on top
+    tints = ["#444444", PALETTE[2], PALETTE[3], PALETTE[4], PALETTE[0], PALETTE[1]]
+    color = colored("change", dict(zip(means.index, tints, strict=True)), legend=None)
+    zero = alt.Chart(pd.DataFrame({"zero": [0]})).mark_rule(color=INK)
+
+    curves = in_loss.groupby("change").mean().melt(ignore_index=False, var_name="passes")
+    x = alt.X("passes:Q", title="passes over the data").scale(nice=False, padding=8)
+    y = alt.Y("value:Q", title="lag in loss, nats a piece").axis(tickCount=5)
+    line = alt.Chart(rounded(curves.reset_index())).mark_line(point={"size": 40})
+    line = line.encode(x.axis(values=[*in_loss.columns]), y, color)
+
+    ends = {}
+    for change, lags in in_bleu.groupby("change"):
+        interval = ttest_1samp(lags, 0).confidence_interval()
+        ends[change] = {"low": interval.low, "high": interval.high}
+    frame = pd.DataFrame.from_dict(ends, orient="index").rename_axis("change").reset_index()
+    rows = row_axis("change", [*means.index], labelLimit=260)
+    bars = alt.Chart(rounded(frame)).mark_rule(strokeWidth=2, opacity=0.6)
+    bars = bars.encode(alt.X("low:Q", title="lag in BLEU"), rows, color, x2="high:Q")
+    dots = alt.Chart(rounded(in_bleu.rename("lag").reset_index())).mark_circle(size=60, opacity=1)
+    dots = dots.encode(alt.X("lag:Q"), rows, color)
+
+    left = alt.layer(zero.encode(y="zero:Q"), line).properties(width=200, height=210)
+    right = alt.layer(zero.encode(x="zero:Q"), bars, dots).properties(width=200, height=210)
+    return titled(
+        alt.hconcat(left, right),
+        title,
+        "How far the prefix mask is behind the causal one; at 0 they are level. Left: means of "
+        "three seeds. Right, in the same colours: each seed after the last pass, and a 95% "
+        "interval.",
+        wrap=104,
+    )
 
 
 def who_writes() -> alt.TopLevelMixin:
@@ -581,15 +767,15 @@ def next_words_chart(
     return titled(side_by_side, title, caption, wrap=80)
 
 
-def shares_table(lessons: Mapping[tuple[str, float], Sequence[tuple[Any, Tensor, Tensor]]]) -> Any:
+def shares_table(lessons: Mapping[tuple[str, float], Sequence[Any]]) -> pd.DataFrame:
     """What the q of each student's lessons give the person's word, and the five largest others.
 
-    A lesson is a batch, its labels (N,) and q (N, V). Means over all places.
+    A lesson has `labels` (N,) and `q` (N, V). Means over all places.
     """
     rows = []
     for student, parts in lessons.items():
-        labels = torch.cat([labels for _, labels, _ in parts]).unsqueeze(1)  # (N, 1)
-        q = torch.cat([q for _, _, q in parts])  # (N, V)
+        labels = torch.cat([lesson.labels for lesson in parts]).unsqueeze(1)  # (N, 1)
+        q = torch.cat([lesson.q for lesson in parts])  # (N, V)
         others = q.scatter(1, labels, 0.0).topk(5)[0].sum(dim=1)  # (N,)
         rows.append([*student, q.gather(1, labels).mean().item(), others.mean().item()])
     columns = ["targets", "τ", "q, the person's word", "q, its five likeliest others"]
@@ -607,18 +793,24 @@ def scores_table(means: pd.DataFrame, rows: Sequence[str], *scores: str) -> pd.D
 
 
 def falls_chart(
-    means: pd.DataFrame, start: str, rows: Mapping[str, str], title: str, caption: str
+    runs: pd.DataFrame, start: str, rows: Mapping[str, str], title: str, caption: str
 ) -> alt.TopLevelMixin:
-    """A panel for the loss, one for BLEU: a line from row `start` to each of `rows`, named here."""
-    charts = []
-    for score, heading in (("loss", "validation loss, nats a token"), ("bleu", "BLEU")):
+    """A panel for the loss, one for chrF: a line from row `start` to each of `rows`, named here.
+
+    The lines join means; a pale dot is one of the `runs`.
+    """
+    means, charts = runs.groupby("row").mean(numeric_only=True), []
+    for score, heading in (("loss", "validation loss, nats a token"), ("chrf", "chrF")):
         frame = means.loc[[*rows], [score]].assign(name=[*rows.values()])
-        base = alt.Chart(rounded(frame.assign(before=means.loc[start, score])))
-        base = base.encode(row_axis("name", [*rows.values()], labels=not charts))
+        seeds = runs[runs["row"].isin([*rows])][["row", score]].replace({"row": dict(rows)})
+        y = row_axis("name", [*rows.values()], labels=not charts)
+        seeds = alt.Chart(rounded(seeds.rename(columns={"row": "name"}))).encode(y)
+        base = alt.Chart(rounded(frame.assign(before=means.loc[start, score]))).encode(y)
         x = alt.X(f"{score}:Q", title=heading).axis(tickCount=6)
         x, begin = x.scale(zero=False, nice=False, padding=12), alt.X("before:Q")
         layers = [
             base.mark_rule(color=GREY, strokeWidth=2).encode(x, x2="before:Q"),
+            seeds.mark_circle(size=60, opacity=0.35, color=PALETTE[0]).encode(x),
             base.mark_circle(size=90, opacity=1, color=PALETTE[0]).encode(x),
             base.mark_point(size=90, color=PALETTE[0], fill="white", opacity=1).encode(begin),
         ]
@@ -627,6 +819,9 @@ def falls_chart(
 
 
 TESTS = ("BLEU, test of 2016", "BLEU, test of 2017")
+RECIPES = ("onward", "onward-mean", "widened", "widened-mean", "risk", "risk-mean", "all-mean")
+RUNGS = {"chapter 9, penalty 0.6": "multi30k-de-en"}  # chapter 21's, each with its records
+RUNGS |= {name: f"ladder-{name}-?" for name in RECIPES} | {"risk": "ladder-risk-long-?"}
 
 
 def ladder_runs(rungs: Mapping[str, str]) -> pd.DataFrame:
@@ -650,14 +845,17 @@ def two_tests_chart(
     """Every model a mark, BLEU on one test across and on another up; a mean has another shape.
 
     `control` has a name and both scores. In the grey square a model differs from it by at most
-    `luck` on each test.
+    `luck` on each test. Three marks bear labels: the control, the first run, and the last, which
+    ships.
     """
     columns = ["name", *TESTS]
     runs = pd.concat([pd.DataFrame([control], columns=columns), runs[columns]], ignore_index=True)
-    runs["recipe"] = runs["name"].str.removesuffix("-mean")
-    runs["model"] = (runs["name"] == runs["recipe"]).map({True: "one run", False: "mean of runs"})
+    names = runs["name"]
+    runs["recipe"] = names.str.removesuffix("-mean").replace("all", "all-mean")
+    runs["model"] = names.str.endswith("-mean").map({False: "one run", True: "mean of runs"})
+    runs["label"] = [*names[:2], *[""] * (len(runs) - 3), "ships"]
     x, y = (
-        channel(f"{test}:Q").axis(title=test).scale(zero=False, nice=False, padding=20)
+        channel(f"{test}:Q").axis(title=test, tickCount=5).scale(zero=False, nice=False, padding=20)
         for channel, test in zip((alt.X, alt.Y), TESTS, strict=True)
     )
     _, across, up = control
@@ -673,11 +871,16 @@ def two_tests_chart(
         .encode(x, y, x2="right:Q", y2="high:Q")
     )
     color = dict(zip(runs["recipe"].unique(), (INK, GREY, *PALETTE), strict=False))
+    legend = alt.Legend(values=[*color][2:])
     kinds = {"domain": ["one run", "mean of runs"], "range": ["circle", "diamond"]}
     shape = alt.Shape("model:N", title=None).scale(**kinds)
-    marks = alt.Chart(rounded(runs)).mark_point(size=110, filled=True, opacity=0.9)
-    marks = marks.encode(x, y, colored("recipe", color, title=None), shape)
-    return titled((square + marks).properties(width=420, height=320), title, caption, wrap=80)
+    base = alt.Chart(rounded(runs)).encode(x, y)
+    marks = base.mark_point(size=110, filled=True, opacity=0.9)
+    marks = marks.encode(colored("recipe", color, title=None, legend=legend), shape)
+    labels = base.mark_text(dx=-9, align="right", color=INK).encode(text="label:N")
+    return titled(
+        (square + marks + labels).properties(width=480, height=320), title, caption, wrap=80
+    )
 
 
 def gains_table(runs: pd.DataFrame, control: tuple[str, float, float]) -> pd.DataFrame:
