@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -528,7 +529,9 @@ def budget_chart(bought: pd.DataFrame, ended: pd.DataFrame) -> alt.TopLevelMixin
     scheme = alt.SchemeParams("viridis", extent=[0.85, 0])  # without its yellow
     sizes = alt.Axis(values=sorted(bought["N"].unique()), format=".2s", labelFlush=False)
     encoding = {
-        "x": alt.X("N:Q", title="parameters", axis=sizes).scale(padding=30, **LOG),
+        "x": alt.X("N:Q", title="parameters", axis=sizes).scale(
+            padding=30, domainMax=1.4 * bought["N"].max(), **LOG
+        ),
         "y": alt.Y("loss:Q", title="validation loss, nats per piece").scale(
             zero=False, nice=False, padding=36
         ),
@@ -539,7 +542,10 @@ def budget_chart(bought: pd.DataFrame, ended: pd.DataFrame) -> alt.TopLevelMixin
         bought.assign(early=passes, best="width " + bought["width"].astype(str) + ", " + passes)
     )
     groups = bought.groupby("budget")
-    best = alt.Chart(bought.loc[groups["loss"].idxmin()]).encode(**encoding)
+    lowest = bought.loc[groups["loss"].idxmin()]
+    assert lowest["N"].is_monotonic_increasing and lowest["N"].nunique() > 1, "the title says so"
+    assert all(groups["N"].min() < lowest["N"].array) and all(lowest["N"].array < groups["N"].max())
+    best = alt.Chart(lowest).encode(**encoding)
     widest = alt.Chart(bought.loc[groups["N"].idxmax()]).encode(**encoding)
     layers = [
         alt.Chart(bought).mark_line(point={"size": 50}).encode(**encoding, color=color),
@@ -548,13 +554,13 @@ def budget_chart(bought: pd.DataFrame, ended: pd.DataFrame) -> alt.TopLevelMixin
         .encode(**encoding),
         best.mark_point(size=160, strokeWidth=1.5).encode(color=color),
         best.mark_text(dy=27).encode(text="best:N", color=alt.value(INK)),
-        widest.mark_text(dx=-8, dy=18, align="left").encode(text="early:N", color=alt.value(GREY)),
+        widest.mark_text(dx=10, align="left").encode(text="early:N", color=alt.value(GREY)),
     ]
     return titled(
         alt.layer(*layers).properties(width=480, height=320),
         "The best width is in between, and it grows with the budget",
         "Each curve spends one budget; a unit is one pass of width 48. Rings: the best size. "
-        "Grey: the passes of the widest model, which is read early in its schedule. Crosses: two "
+        "Grey: the passes of the widest model, which is early in its schedule. Crosses: two "
         "models trained to their end with about one unit.",
         wrap=80,
     )
@@ -565,13 +571,16 @@ def decision_chart(measured: pd.Series, predicted: pd.DataFrame) -> alt.TopLevel
 
     `measured` and the columns of `predicted`, one a law, are losses by the number of parameters.
     """
+    for _, losses in predicted.items():
+        assert (np.interp(measured.index, predicted.index, losses) > measured).all()
+        assert measured.index[0] < losses.idxmin() < measured.index[1], "the title says so"
+    bowl = np.polyfit(np.log(measured.index), measured, 2)
+    predicted = predicted.assign(measured=np.polyval(bowl, np.log(predicted.index)))
     curves = predicted.rename_axis("N").reset_index().melt("N", var_name="law", value_name="loss")
     dots = measured.rename_axis("N").rename("loss").reset_index().assign(law="measured")
     picks = curves.loc[curves.groupby("law")["loss"].idxmin()]
-    color = colored(
-        "law", dict(zip([*predicted, "measured"], [*PALETTE[1:3], INK], strict=True)), title=None
-    )
-    sizes = alt.Axis(values=[*measured.index, *picks["N"].round(-3)], format=".2s")
+    color = colored("law", dict(zip(predicted, [*PALETTE[1:3], INK], strict=True)), title=None)
+    sizes = alt.Axis(values=[*measured.index[[0, -1]], *picks["N"].round(-3)], format=".2s")
     x = alt.X("N:Q", title="parameters", axis=sizes).scale(**LOG)
     y = alt.Y("loss:Q", title="loss with eight units").scale(zero=False, padding=12)
     layers = [
@@ -582,8 +591,9 @@ def decision_chart(measured: pd.Series, predicted: pd.DataFrame) -> alt.TopLevel
     return titled(
         alt.layer(*[layer.encode(x, y, color) for layer in layers]).properties(width=480),
         "Both laws predict too high a loss, and nearly the best size",
-        "Lines: each law, fitted to the cheap readings (means of three seeds). Diamonds: the size "
-        "that it picks. Dots: measured, widths 48, 64 and 96.",
+        "Lines: each law, fitted to the cheap readings (means of three seeds), and a parabola "
+        "through the dots (widths 48, 64 and 96, from the curves of the first chart). Diamonds: "
+        "the lowest places.",
         wrap=80,
     )
 
@@ -597,6 +607,9 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
     `places` has the columns N, D and loss, and one for what each law says.
     """
     errors = {f"error of {name}": places["loss"] / places[name] - 1 for name in (law, other)}
+    spread = places.groupby("D")["loss"].agg(np.ptp)
+    assert spread.idxmin() == spread.index.min(), "the title says so"
+    assert errors[f"error of {law}"].abs().max() < errors[f"error of {other}"].abs().max() / 2
     x = alt.X("D:Q", title="target tokens that exist").scale(padding=12, **LOG)
     ruled = x.axis(format="~s", values=TOKEN_TICKS, labelFlush=False)
     color = alt.Color("N:O").legend(title="parameters", format=".2s")
