@@ -271,19 +271,21 @@ def map_and_worth_chart(
         layers = (
             base.mark_rule(color=GREY, opacity=0.5).encode(up("low"), alt.Y2("high")),
             base.mark_circle(size=60, opacity=0.8),
-            base.mark_text(dx=-7, align="right", fontSize=12, color=INK).encode(text="label:N"),
+            base.mark_text(dx=7, align="left", fontSize=12, color=INK).encode(text="label:N"),
         )
         charts[kind] = alt.layer(*layers).properties(width=190, height=210)
     return titled(
         alt.hconcat(*named(charts)),
-        "In the encoder sharp heads are worth more; elsewhere the errors would hide an order",
+        "In the encoder sharp heads are worth more; elsewhere the errors may hide an order",
         "A dot is a head, its line two standard errors of its worth either way. Low entropy: a "
         "sharp head. Low AER: a good aligner. Named: the six heads of chapter 15's bet.",
         wrap=110,
     )
 
 
-def _cost_bars(frame: pd.DataFrame) -> alt.LayerChart:
+def _cost_bars(
+    frame: pd.DataFrame, title: str = "added to the loss, nats a token", height: int = 42
+) -> alt.LayerChart:
     """What changes cost: a bar for each `way` of each `change`, and two standard `error`s."""
     reach = 2 * frame["error"]
     frame = frame.assign(low=frame["cost"] - reach, high=frame["cost"] + reach)
@@ -291,7 +293,7 @@ def _cost_bars(frame: pd.DataFrame) -> alt.LayerChart:
     end = 1.12 * frame["high"].max()
 
     def x(column: str) -> alt.X:
-        across = alt.X(f"{column}:Q", title="added to the loss, nats a token")
+        across = alt.X(f"{column}:Q", title=title)
         return across.scale(domain=[0, end], nice=False).axis(tickCount=5, grid=False)
 
     base = alt.Chart(rounded(frame)).encode(
@@ -305,7 +307,7 @@ def _cost_bars(frame: pd.DataFrame) -> alt.LayerChart:
         base.mark_rule(color=INK).encode(x("low"), alt.X2("high")),
         base.mark_text(align="left", dx=5).encode(x("high"), text=alt.Text("cost:Q", format=".2f")),
     )
-    return alt.layer(*layers).properties(width=340, height=42 * len(changes))
+    return alt.layer(*layers).properties(width=340, height=height * len(changes))
 
 
 def together_chart(groups: Sequence[Mapping[str, Any]], pairs: int) -> alt.TopLevelMixin:
@@ -338,6 +340,8 @@ def halves_chart(
     ]
     frame = pd.DataFrame(rows)
     far = [f"{cost:.2f}" for cost in frame.loc[frame["change"] == whole, "cost"]]
+    for changes in costs.values():
+        assert all(cost < changes[whole][0] / 10 for x, (cost, _) in changes.items() if x != whole)
     return titled(
         _cost_bars(frame[frame["change"] != whole]),
         "Each half of the heads that we silence costs under a tenth of all 24",
@@ -351,9 +355,11 @@ def patch_chart(
 ) -> alt.TopLevelMixin:
     """The preference for "her" after each patch: a row a depth, a column a source position."""
     depths = ["embedding", *(f"after layer {n}" for n in range(1, len(table)))]
+    lowest = [min(column) for column in zip(*table, strict=True)]
+    assert [i for i, x in enumerate(lowest) if x < unpatched - 1] == [1, 3]  # noun and pronoun
     return titled(
         heatmap(table, depths, words, scheme="diverging", digits=1, numbers=True, cell=44),
-        "Two German words carry “her”",
+        "The noun and the pronoun carry “her”",
         "log p(her) − log p(his), while one vector of the encoder comes from the man's sentence. "
         f"Without a patch it is {unpatched:+.1f}.",
     )
@@ -373,6 +379,30 @@ def lens_chart(
         "Each cell: the likeliest next token after that layer. Dark: the final token is already "
         "probable. Bottom row: the embedding.",
         wrap=110,
+    )
+
+
+def added_chart(
+    added: Sequence[tuple[float, float]], costs: Sequence[tuple[float, float]]
+) -> alt.TopLevelMixin:
+    """What each decoder sublayer adds to log p, and what its cut costs: means, standard errors."""
+    kinds = ("self-attention", "cross-attention", "feed-forward")
+    names = [f"layer {i // 3 + 1}, {kinds[i % 3]}" for i in range(len(added))]
+    ways = {"adds": added, "its cut costs": costs}
+    rows = [
+        {"way": way, "change": name, "cost": mean, "error": error}
+        for way, numbers in ways.items()
+        for name, (mean, error) in zip(names, numbers, strict=True)
+    ]
+    pairs = [(plus, minus) for (plus, _), (minus, _) in zip(added, costs, strict=True)]
+    assert all(plus > 10 * minus > 0 for plus, minus in pairs[:6])  # the first two layers
+    assert all(minus < plus < 1.5 * minus for plus, minus in pairs[6:-1])
+    return titled(
+        _cost_bars(pd.DataFrame(rows), "log p of the reference, nats a token", 30),
+        "In layers 1 and 2 a sublayer adds over ten times what its cut costs",
+        "The decoder's sublayers, our 50 captions. Adds: by how much the lens's log p rises there. "
+        "Its cut costs: by how much the model's own log p falls when this one sublayer adds "
+        "nothing. Lines: two standard errors either way.",
     )
 
 
