@@ -271,7 +271,12 @@ def map_and_worth_chart(
         layers = (
             base.mark_rule(color=GREY, opacity=0.5).encode(up("low"), alt.Y2("high")),
             base.mark_circle(size=60, opacity=0.8),
-            base.mark_text(dx=7, align="left", fontSize=12, color=INK).encode(text="label:N"),
+            *(
+                base.transform_filter(f"datum.{number} {where} {kinds[kind][number].max() * 0.75}")
+                .mark_text(dx=dx, align=align, fontSize=12, color=INK)
+                .encode(text="label:N")
+                for where, dx, align in (("<", -7, "right"), (">=", 7, "left"))
+            ),
         )
         charts[kind] = alt.layer(*layers).properties(width=190, height=210)
     return titled(
