@@ -142,7 +142,7 @@ understanding.budget_chart(bought, runs_of("budgets-multi30k"))
 understanding.ends_table()
 
 # %% [markdown]
-# At the chart's rate, the middle one of three, no end lies more than 0.01 nats below its reading. So a schedule of its own gains next to nothing after one or two passes. Hoffmann et al. (2022) had objected to readings on the way in Kaplan et al. (2020); Porian et al. (2024), too, find that the decay isn't essential.
+# At the chart's rate, the middle one of three, no end lies more than 0.01 nats below its reading. So a schedule of its own gains next to nothing after one or two passes. Hoffmann et al. (2022) objected to readings on the way in Kaplan et al. (2020); Porian et al. (2024), too, find that the decay isn't essential.
 #
 # But another peak rate may lower a reading: at half of the chart's, width 96 is 0.12 nats lower after one pass (one seed). What is left of the chart's title?
 #
@@ -152,7 +152,7 @@ understanding.ends_table()
 #
 # ## Two laws
 #
-# > **In short.** A law predicts the loss of every size after every number of tokens, also where nobody has trained.
+# > **In short.** A law predicts the loss of any size after any number of tokens.
 #
 # Hoffmann et al. *add* three terms: a *floor* E, below which no model can go, a term that shrinks with the model, and one that shrinks with the text:
 #
@@ -306,9 +306,9 @@ predicted = {law.__name__: law(fit_cheap(law, runs), sizes, text) for law in (ad
 understanding.decision_chart(curves[8].rename(size_of), pd.DataFrame(predicted, sizes))
 
 # %% [markdown]
-# The additive law's picks are hardly worse. Five of six picks lie between widths 48 and 64 (the sixth just below), whose measured losses differ by only 0.05 nats. So a wrong law may decide well: near its lowest point, a curve of equal budget is flat.
+# The additive law's picks are hardly worse. Five of six picks lie between widths 48 and 64, whose measured losses differ by only 0.05 nats. So a wrong law may decide well: near its lowest point, a curve of equal budget is flat.
 #
-# But the test is mild. With two units width 32 was best; with eight, if size and text grow equally, twice its size is: 251,000, without any law. **Your turn**: set a budget.
+# But the test is mild. With two units, width 32 was best. If size and text grow equally, eight units buy twice its size, 251,000: a good guess without any law. **Your turn**: set a budget.
 
 # %%
 YOUR_BUDGET = 50  # in units; our largest training costs 25
@@ -351,9 +351,9 @@ for name, (E, A, alpha, B, beta) in PUBLISHED.items():
 pd.DataFrame(rows, ["a", "best N"]).T
 
 # %% [markdown]
-# Hoffmann et al.'s own fit says 41 billion, far from Chinchilla's 70. Besiroglu et al. fitted the same runs, read from a figure, and come near.
+# Hoffmann et al.'s fit says 41 billion, far from Chinchilla's 70. Besiroglu et al. fitted the same runs, read from a figure, and come near.
 #
-# And ours? We fit our readings without the last passes, and without the first.
+# We fit our readings without the last passes, and without the first.
 
 # %%
 ours = {}
@@ -364,7 +364,7 @@ for law in (additive, joint):
 pd.DataFrame(ours).T.round({"a": 2, "E": 1}).rename_axis(["law", "passes fitted"])
 
 # %% [markdown]
-# Our runs don't say. A few readings move a from 0.42 to 0.76 in the additive law, from 0.61 to 0.68 in the joint law. Perhaps the data don't determine a, or the falling rate of the last passes bends the curve.
+# Our runs don't say. A few readings move a from 0.42 to 0.76 in the additive law, from 0.61 to 0.68 in the joint law; the floor moves too. Perhaps the data don't determine a, or the falling rate of the last passes bends the curve.
 #
 # ### Which parameters count?
 #
@@ -391,11 +391,11 @@ understanding.local_chart(pd.Series(local_a, best), kaplan=0.73, law=growth(thet
 # - Where the layers take over, the loss falls faster. So size pays more, and a rises to 0.98.
 # - In large models the table hardly counts, and a falls towards 0.51.
 #
-# Porian et al. name other causes, too: warm-up and tuning.
+# Porian et al. name other causes: warm-up and tuning.
 #
 # ## Two meanings of D
 #
-# > **In short.** D may be the text that exists, or the text that is read.
+# > **In short.** D may be the text that exists, or the text that is read. Each law prefers its own.
 #
 # So far a token counted each time that it was read. Does the text that *exists* predict better?
 #
@@ -403,7 +403,7 @@ understanding.local_chart(pd.Series(local_a, best), kaplan=0.73, law=growth(thet
 
 # %%
 PASSES = {1: 8, 2: 12, 4: 16, 8: 24, 16: 32}  # at most, on all pairs, a half, a quarter …
-STEPS = {1: 318, 2: 165, 4: 88, 8: 48, 16: 26}  # of a pass
+STEPS = {1: 318, 2: 165, 4: 88, 8: 48, 16: 26}  # a pass (a test counts them)
 runs["passes"] = 1 + runs["losses"].map(np.argmin)  # to the best one
 runs["of peak rate"] = [
     cosine_rate(passes * STEPS[parts], 1, STUDY.warmup, PASSES[parts] * STEPS[parts])
@@ -414,7 +414,7 @@ grid = runs.groupby(keys)[["passes", "of peak rate", "loss"]].mean().reset_index
 grid.query("width in [16, 96] and parts in [1, 16]").round(2)
 
 # %% [markdown]
-# For the smallest model on a sixteenth, 16 times as many pairs gain 0.85 nats, 14 times as many parameters only 0.19. Part of this may be the schedule. On a sixteenth, warm-up lasts 3.8 passes; width 96 is best at 97% of the peak rate, width 16 at 50%. On all pairs both end near zero.
+# For the smallest model on a sixteenth, 16 times as many pairs gain 0.85 nats, 14 times as many parameters only 0.19. Part of this difference may come from the schedule. On a sixteenth, warm-up lasts 3.8 passes; width 96 is best at 97% of the peak rate, width 16 at 50%. On all pairs both end near zero.
 #
 # The text that *was read* depends on the width, too: on a sixteenth, 18 passes for width 16, and 7 for width 96. A control, *on average*, gives each run the mean passes of its part. We hide the widest model and the runs on all pairs.
 #
