@@ -581,24 +581,38 @@ def budget_chart(bought: pd.DataFrame, ended: pd.DataFrame) -> alt.TopLevelMixin
     assert lowest["N"].is_monotonic_increasing and lowest["N"].nunique() > 1, "the title says so"
     assert all(groups["N"].min() < lowest["N"].array) and all(lowest["N"].array < groups["N"].max())
     best = alt.Chart(lowest).encode(**encoding)
+    ends = alt.Chart(rounded(ended.groupby("N", as_index=False)["loss"].mean())).encode(**encoding)
     widest = alt.Chart(bought.loc[groups["N"].idxmax()]).encode(**encoding)
     layers = [
         alt.Chart(bought).mark_line(point={"size": 50}).encode(**encoding, color=color),
-        alt.Chart(rounded(ended.groupby("N", as_index=False)["loss"].mean()))
-        .mark_point(shape="cross", angle=45, size=70, filled=True, color=PALETTE[1], opacity=1)
-        .encode(**encoding),
+        ends.mark_point(shape="cross", angle=45, size=70, filled=True, color=PALETTE[1], opacity=1),
+        ends.mark_text(dx=10, align="left", color=PALETTE[1]).encode(text=alt.value("to its end")),
         best.mark_point(size=160, strokeWidth=1.5).encode(color=color),
-        best.mark_text(dy=27).encode(text="best:N", color=alt.value(INK)),
+        best.mark_text(dy=24).encode(text="best:N", color=alt.value(INK)),
         widest.mark_text(dx=10, align="left").encode(text="early:N", color=alt.value(GREY)),
     ]
     return titled(
         alt.layer(*layers).properties(width=480, height=320),
         "The best width is in between, and it grows with the budget",
-        "Each curve spends one budget; a unit is one pass of width 48. Rings: the best size. "
-        "Grey: the passes of the widest model, which is early in its schedule. Crosses: two "
-        "models trained to their end with about one unit.",
+        "Each curve spends one budget, in one to eight passes; a unit is one pass of width 48. "
+        "Rings: the best size. Grey: the passes of the widest model. Crosses: two models trained "
+        "to their end with about one unit.",
         wrap=80,
     )
+
+
+def ends_table() -> pd.DataFrame:
+    """Chapter 20's trainings to their end beside readings of equal rate, seeds and passes."""
+    keys = ["d_model", "share", "lr", "seed"]
+    ends = pd.DataFrame(load_record("budgets-multi30k")["runs"])
+    ways = pd.DataFrame(load_record("grid-multi30k")["runs"]).set_index(keys)["losses"]
+    pairs = ends.join(ways.rename("readings"), on=keys, how="inner")
+    columns = {"d_model": "width", "epochs": "passes", "lr": "peak rate", "loss": "to its end"}
+    pairs = pairs.rename(columns=columns)
+    readings = zip(pairs["readings"], pairs["passes"], strict=True)
+    pairs["on the way"] = [losses[passes - 1] for losses, passes in readings]
+    groups = pairs.groupby(["width", "passes", "peak rate"])[["on the way", "to its end"]]
+    return groups.mean().round(2).assign(seeds=groups.size())
 
 
 def decision_chart(measured: pd.Series, predicted: pd.DataFrame) -> alt.TopLevelMixin:
@@ -610,25 +624,58 @@ def decision_chart(measured: pd.Series, predicted: pd.DataFrame) -> alt.TopLevel
         assert (np.interp(measured.index, predicted.index, losses) > measured).all()
         assert measured.index[0] < losses.idxmin() < measured.index[1], "the title says so"
     bowl = np.polyfit(np.log(measured.index), measured, 2)
-    predicted = predicted.assign(measured=np.polyval(bowl, np.log(predicted.index)))
+    bowl = pd.DataFrame({"N": predicted.index, "loss": np.polyval(bowl, np.log(predicted.index))})
     curves = predicted.rename_axis("N").reset_index().melt("N", var_name="law", value_name="loss")
     dots = measured.rename_axis("N").rename("loss").reset_index().assign(law="measured")
     picks = curves.loc[curves.groupby("law")["loss"].idxmin()]
-    color = colored("law", dict(zip(predicted, [*PALETTE[1:3], INK], strict=True)), title=None)
-    sizes = alt.Axis(values=[*measured.index[[0, -1]], *picks["N"].round(-3)], format=".2s")
+    color = colored(
+        "law", dict(zip([*predicted, "measured"], [*PALETTE[1:3], INK], strict=True)), title=None
+    )
+    sizes = alt.Axis(values=[*measured.index, *picks["N"].round(-3)], format=".2s")
     x = alt.X("N:Q", title="parameters", axis=sizes).scale(**LOG)
     y = alt.Y("loss:Q", title="loss with eight units").scale(zero=False, padding=12)
+    parabola = alt.Chart(rounded(bowl)).mark_line(color=GREY, strokeDash=[4, 4], strokeWidth=1.5)
     layers = [
         alt.Chart(rounded(curves)).mark_line(),
         alt.Chart(rounded(picks)).mark_point(shape="diamond", size=150, filled=True, opacity=1),
         alt.Chart(rounded(dots)).mark_circle(size=80, opacity=1),
     ]
+    layers = [parabola.encode(x, y), *[layer.encode(x, y, color) for layer in layers]]
     return titled(
-        alt.layer(*[layer.encode(x, y, color) for layer in layers]).properties(width=480),
+        alt.layer(*layers).properties(width=480),
         "Both laws predict too high a loss, and nearly the best size",
-        "Lines: each law, fitted to the cheap readings (means of three seeds), and a parabola "
-        "through the dots (widths 48, 64 and 96, from the curves of the first chart). Diamonds: "
-        "the lowest places.",
+        "Lines: each law, fitted to the cheap readings (means of three seeds). Diamonds: their "
+        "lowest places. Dots: widths 48, 64 and 96, from the curves of the first chart; the "
+        "parabola through them (dashed) only guides the eye.",
+        wrap=80,
+    )
+
+
+def local_chart(local_a: pd.Series, kaplan: float, law: float) -> alt.TopLevelMixin:
+    """How fast the best size grows, by the parameters in the layers, beside two published a."""
+    levels = {"Kaplan et al.": kaplan, "the law, if all count": law}
+    small, largest = local_a[local_a.index < 7e7], local_a.iloc[-3:]
+    assert small.min() > kaplan and abs(largest - law).max() < 0.03, "the title says so"
+    frame = rounded(local_a.rename_axis("N").rename("a").reset_index())
+    sizes = alt.Axis(values=[10**n for n in range(3, 11)], format="~s")
+    x = alt.X("N:Q", title="parameters in the layers of the best model", axis=sizes).scale(**LOG)
+    y = alt.Y("a:Q", title="local a").scale(zero=False, domain=[0.45, 1])
+    named_levels = pd.DataFrame({"level": [*levels], "a": [*levels.values()], "N": [3e8, 1e3]})
+    rules = alt.Chart(rounded(named_levels)).encode(y)
+    words = {"align": "left", "dx": 6, "dy": -8, "color": GREY}
+    text = alt.Text("label:N")
+    labels = rules.transform_calculate(label="datum.level + ': ' + format(datum.a, '.2f')")
+    layers = [
+        rules.mark_rule(color=GREY, strokeDash=[5, 4], strokeWidth=1.5),
+        labels.mark_text(**words).encode(x, text),
+        alt.Chart(frame).mark_line(color=PALETTE[0]).encode(x, y),
+    ]
+    return titled(
+        alt.layer(*layers).properties(width=480, height=240),
+        "Without the table, a is above 0.73 for small models, and near 0.51 for large ones",
+        "How fast the best size grows with the budget, at each size, if only the layers count. "
+        "One layer has 120,000 parameters (below, the formula is only continued); Kaplan et al.'s "
+        "largest model has 1.5 billion.",
         wrap=80,
     )
 
