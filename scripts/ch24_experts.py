@@ -66,8 +66,8 @@ torch.set_default_dtype(torch.float64)  # so that checks can ask for agreement t
 #
 # $$p=\mathrm{softmax}(xW_r),\qquad y=\sum_{e\,\in\,\mathrm{top}\,k}\frac{p_e}{\sum_{e'\in\,\mathrm{top}\,k}p_{e'}}\,f_e(x)\;+\;f_\text{shared}(x)$$
 #
-# - **Top k.** Only the k experts with the largest $p_e$ compute. As in Mixtral, their weights are rescaled to sum to 1. DeepSeekMoE and Switch (k = 1) keep $p_e$. So do we for k = 1: a weight of 1 would give the router no gradient.
-# - **Shared.** One more expert, $f_\text{shared}$, computes every token. Of these models, only DeepSeekMoE has it.
+# - **Top k.** Only the k experts with the largest $p_e$ compute. As in Mixtral, their weights are rescaled to sum to 1; not for k = 1 (Switch), where a weight of 1 would give the router no gradient.
+# - **Shared.** One more expert, $f_\text{shared}$, computes every token. (DeepSeekMoE.)
 #
 # **Predict.** Mixtral 8×7B ([Jiang et al. 2024](https://arxiv.org/abs/2401.04088)) has 32 layers of width 4,096. Each has eight SwiGLU experts (chapter 22) of width 14,336, and a token visits two. Its attention has 32 heads of 128 in 8 groups. Its vocabulary has 32,000 pieces and two tables, for input and output. How many parameters does it have in all, and how many does one token meet?
 
@@ -119,7 +119,7 @@ torch.testing.assert_close(dispatch(rows, chosen, weights, experts), by_all)
 # %% [markdown]
 # ### The layer
 #
-# `real` is True where there are words, and False at padding. `bias` is added to p when experts are chosen. It is 0 until *Remedies* moves it, and a *buffer*: saved, but without a gradient.
+# `real` is True where there are words, and False at padding. `bias` is added to p when experts are chosen, and is 0 until *Remedies* moves it. It is a *buffer*: saved, but without a gradient.
 #
 # **Your turn.** Write `MixtureOfExperts`.
 
@@ -179,9 +179,9 @@ assert MixtureOfExperts(16, 12, top=1).route(x[real])[2].max() < 1  # a single o
 #
 # > **In short.** If the router reads a mean that all tokens share, steps along it can leave few experts in use: in our toy only where one does nearly as well as eight.
 #
-# Routing can *collapse*: nearly all tokens go to the same few experts. The usual explanation is a circle (Shazeer et al., §4): an expert that is chosen learns, and one that has learned is chosen more often. But tokens differ. Why are the same experts chosen for nearly all?
+# Routing can *collapse*: nearly all tokens go to the same few experts. The usual explanation is a circle (Shazeer et al., §4): an expert that is chosen learns, and one that has learned is chosen more often. But tokens differ: why the same experts for nearly all?
 #
-# Let a token be $x=m+n$: the mean m is the same for all tokens, the noise n isn't. With $w_e$ for column e of $W_r$, expert e's score is $m\cdot w_e+n\cdot w_e$. A step of $w_e$ along m raises the first term for all tokens alike.
+# Let a token be $x=m+n$: all tokens share the mean m, not the noise n. With $w_e$ for column e of $W_r$, expert e's score is $m\cdot w_e+n\cdot w_e$. A step of $w_e$ along m raises the first term for all tokens alike.
 
 # %%
 torch.manual_seed(0)
@@ -193,7 +193,7 @@ figures.step_chart(router, torch.randn(150, 2), mean=4 * direction, step=0.8 * d
 # %% [markdown]
 # In the upper row, the step wins orange some tokens; in the lower, orange ends with nearly all. But there it led before. Is this lead, an uneven start, needed, or do many steps make a leader?
 #
-# The gradient of $w_e$ is a sum of tokens, each times how much a higher score of e would raise the token's error. If e is better than the token's other expert for some tokens and worse for others, m partly cancels. If e is better for nearly all, m adds up. Where one expert can learn the whole task, whichever is ahead is ahead for nearly all tokens. So we expect few in use there, and more where experts must divide the tokens.
+# The gradient of $w_e$ is $\sum_i g_i x_i$: each token times how much a higher score of e would raise its error. All $x_i$ share m, so m's part is $(\sum_i g_i)\, m$. If e is better than the other expert for some tokens only, the $g_i$ have both signs, and this is small; if for nearly all, it is large. Where one expert can learn the whole task, whichever is ahead is ahead for nearly all tokens. So we expect few in use there.
 #
 # ### The experiment
 #
@@ -256,7 +256,7 @@ figures.in_use_chart(toys)
 # %% [markdown]
 # - **The circle isn't enough.** In *neither*, experts learn and are chosen, and seven or eight end in use.
 # - **Nor is a mean.** In the lower rows, where one alone has over twice *neither*'s error, all columns end with six or more on average.
-# - **A mean and a task that one expert can learn leave few.** In the upper rows, steps along m do so without an uneven start, and their error is below *neither*'s. (Given an uneven start alone, the circle loses some, too.)
+# - **A mean and a task that one expert can learn leave few.** In the upper rows, steps along m do so without an uneven start, and their error is below *neither*'s. (An uneven start alone leaves 4.0 and 5.7: there the circle loses some, too.)
 #
 # This fits our expectation without proving it: in these rows, experts and task are also of one kind.
 #
@@ -265,7 +265,7 @@ figures.in_use_chart(toys)
 # > **In short.** Punish uneven visits in the loss, correct them by a bias, or take the mean away from the router.
 #
 # - **A penalty** in the loss (Switch). With $v_e$ expert e's part of the visits and $P_e$ its mean probability, it is $E\sum_e v_e P_e$: 1 if all is even, and E/k if all tokens are sure of the same k experts. Only $P_e$ has a gradient, which may work against the task.
-# - **A bias** beside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664)). After each step, add `speed` to the bias of each expert that had less than its even part, and take it from those that had more.
+# - **A bias** beside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664)). After each step, add `speed` to the bias of each expert that had less than its even part, and take it from the others.
 # - **No mean at the router.** Subtract the tokens' mean (in training, a running one) from what it reads.
 #
 # **Your turn.** Write the first two.
@@ -297,7 +297,7 @@ assert layer.bias.tolist() == [-0.5, 0.5, 0.5]
 #
 # Do experts fall idle on a trained model's tokens, too, and by an uneven start or by steps along m? In 300 steps, a mixture (eight experts of width 16, two for a token) learns to imitate the last feed-forward layer of chapter 9's encoder, the *teacher*, on 500 captions of chapter 7's generated sample. Errors are measured on 100 others, and divided by the outputs' variance.
 #
-# The scores are the toy's four, with m the tokens' mean, which experts read, too. If the steps are the cause, they alone leave few, and an uneven start alone doesn't.
+# The scores are the toy's four, and m is the tokens' mean. Here experts read it, too. If the steps are the cause, they alone leave few, and an uneven start alone doesn't.
 #
 # **Predict** both.
 
@@ -368,11 +368,11 @@ for name, runs in learned.items():
 figures.visits_chart({name: runs[0] for name, runs in learned.items() if name != "one alone"})
 
 # %% [markdown]
-# With *both*, two to four experts are in use (three seeds). The toy's condition isn't needed: one alone has 2.7 times *neither*'s error, as in the toy's lower rows, where most stay in use. But the cause is the toy's: steps along m alone leave three, an uneven start alone leaves seven or eight. In *both*, the first leader, blue, even loses.
+# With *both*, two to four experts are in use (three seeds). The cause is the toy's: steps along m alone leave three, an uneven start alone seven or eight. But one alone (with half the work) has 2.7 times *neither*'s error, as in the toy's lower rows, where most stay in use. So the sum above doesn't explain this; why, we don't know.
 #
 # Each remedy, *neither* included, keeps all eight, at lower errors than *both*'s.
 #
-# **Predict.** Which tokens choose each expert first? (Fifty captions of ours; ▁ begins a word.)
+# **Predict.** For which tokens is each expert the likeliest? (Fifty captions of ours; ▁ begins a word.)
 
 # %%
 ids, states = tokens_of([pair.texts for pair in aligned_pairs()])
@@ -441,7 +441,7 @@ block_means(["2017", "SwiGLU", "experts"])
 # ## Summary
 #
 # - A router sends each token to k of E experts; dropless code sorts these visits.
-# - If a router reads a mean that tokens share, steps along it can leave few experts in use: in our toy only where one does nearly as well as eight, on a trained encoder's tokens although it doesn't.
+# - If a router reads a mean that tokens share, steps along it can leave few experts in use: in our toy only where one does nearly as well as eight, on a trained encoder's tokens also where it doesn't.
 # - There, a penalty, a bias, or no mean at the router keeps all in use.
 #
 # ## Exercises
