@@ -240,10 +240,12 @@ def map_and_worth_chart(
 ) -> alt.TopLevelMixin:
     """Heads as dots, a panel a kind: a number of the map across, the worth up, on one scale.
 
-    The index of each of the `kinds` names its heads. Those `labelled` bear the last word of their
-    name. A worth's standard error follows from the p
-    of its t test over so many `pairs`.
+    The index of each of the `kinds` names its heads. Those `labelled`, the one worth most first,
+    bear the last word of their name. A worth's standard error follows from the p of its t test over
+    so many `pairs`.
     """
+    everyone = pd.concat([*kinds.values()])
+    assert everyone.loc[[*labelled], "silent"].is_monotonic_decreasing
     units = {"entropy": "entropy, bits", "AER": "AER"}
     across = {"encoder": "entropy", "decoder": "entropy", "cross": "AER"}
     frames = {}
@@ -387,27 +389,62 @@ def lens_chart(
     )
 
 
-def added_chart(
-    added: Sequence[tuple[float, float]], costs: Sequence[tuple[float, float]]
+def lens_losses_chart(
+    losses: Sequence[float],
+    other_losses: Sequence[float],
+    even: float,
+    costs: Sequence[tuple[float, float]],
 ) -> alt.TopLevelMixin:
-    """What each decoder sublayer adds to log p, and what its cut costs: means, standard errors."""
+    """The lens's loss, stage by stage, with and without the word just read; what each cut costs.
+
+    Losses begin with the embedding, `costs` (with standard errors) with the first sublayer; `even`
+    is the loss of an even guess.
+    """
     kinds = ("self-attention", "cross-attention", "feed-forward")
-    names = [f"layer {i // 3 + 1}, {kinds[i % 3]}" for i in range(len(added))]
-    ways = {"adds": added, "its cut costs": costs}
-    rows = [
-        {"way": way, "change": name, "cost": mean, "error": error}
-        for way, numbers in ways.items()
-        for name, (mean, error) in zip(names, numbers, strict=True)
-    ]
-    pairs = [(plus, minus) for (plus, _), (minus, _) in zip(added, costs, strict=True)]
-    assert all(plus > 10 * minus > 0 for plus, minus in pairs[:6])  # the first two layers
-    assert all(minus < plus < 1.5 * minus for plus, minus in pairs[6:-1])
+    stages = ["embedding", *(f"layer {i // 3 + 1}, {kinds[i % 3]}" for i in range(len(costs)))]
+    curves = {"of all words": losses, "of all but the word just read": other_losses}
+    frame = pd.DataFrame({"stage": stages} | curves).melt("stage", var_name="of", value_name="loss")
+    unsaid, gained = losses[0] - other_losses[0], losses[0] - losses[-1]
+    assert unsaid > gained / 2
+    y = bar_axis("stage", stages).scale(domain=stages)
+    fill = colored(
+        "of", dict(zip(curves, PALETTE, strict=False)), title="The lens chooses", sort=None
+    )
+    left = alt.Chart(rounded(frame)).encode(
+        alt.X("loss:Q", title="the lens's loss, nats a token").axis(values=[0, 5, 10, 15, 20, 25]),
+        y,
+        fill,
+    )
+    guess = alt.Chart(
+        rounded(pd.DataFrame({"loss": [even], "text": [f"an even guess: {even:.1f}"]}))
+    )
+    rule = guess.mark_rule(color=GREY, strokeDash=[4, 3]).encode(x="loss:Q")
+    text = guess.mark_text(align="left", dx=6, color=GREY).encode(
+        x="loss:Q", y=alt.value(270), text="text:N"
+    )
+    running = alt.layer(
+        rule, text, left.mark_line(order=False), left.mark_point(filled=True, size=50, opacity=1)
+    )
+    bars_frame = pd.DataFrame(costs, columns=["cost", "error"]).assign(stage=stages[1:])
+    reach = 2 * bars_frame["error"]
+    bars_frame = bars_frame.assign(low=bars_frame["cost"] - reach, high=bars_frame["cost"] + reach)
+    x = alt.X("cost:Q", title="its cut costs, nats a token").axis(tickCount=4, grid=False)
+    base = alt.Chart(rounded(bars_frame)).encode(x, y.axis(None))
+    cut = alt.layer(
+        base.mark_bar(color=PALETTE[2], height=14),
+        base.mark_rule(color=INK).encode(alt.X("low:Q"), alt.X2("high:Q")),
+        base.mark_text(align="left", dx=5).encode(
+            alt.X("high:Q"), text=alt.Text("cost:Q", format=".2f")
+        ),
+    )
+    panels_ = [(running, 330), (cut, 150)]
+    drawn_ = [chart.properties(width=width, height=300) for chart, width in panels_]
     return titled(
-        _cost_bars(pd.DataFrame(rows), "log p of the reference, nats a token", 30),
-        "In layers 1 and 2 a sublayer adds over ten times what its cut costs",
-        "The decoder's sublayers, our 50 captions. Adds: by how much the lens's log p rises there. "
-        "Its cut costs: by how much the model's own log p falls when this one sublayer adds "
-        "nothing. Lines: two standard errors either way.",
+        alt.hconcat(*drawn_).resolve_scale(y="independent"),
+        f"Of the {gained:.0f} nats that the lens gains, {unsaid:.0f} only unsay the word just read",
+        "The decoder, our 50 captions. Left: the loss if we stop after this sublayer. Right: how "
+        "much the model's own loss rises if this sublayer alone adds nothing; lines: two standard "
+        "errors either way.",
     )
 
 
