@@ -362,7 +362,7 @@ record = load_record("heads-multi30k")
 head_shares_chart(record)
 
 # %% [markdown]
-# - **Positional heads**: weak ones. None gives half to a neighbour, but four encoder heads give 31 to 42% to the previous token, about five times the even share. Six look, less, at the next one. (Some of it may join a word's pieces.)
+# - **Positional heads**: weak ones. None gives half to a neighbour, but four encoder heads give 31 to 42% to the previous token, about five times the even share. Six look, less, at the next one. (Some may join a word's pieces. In the decoder three give as much, but there even attention gives 17%.)
 # - **Sinks** on a separator: only a trace. In the decoder 1.4 and 1.7 give `<s>` twice the even share; no head of cross-attention gives `</s>` over 1.3 times the even share. (The full stop isn't counted.)
 #
 # ## Does a head know which word translates which?
@@ -574,9 +574,9 @@ for group, places in groups.items():
         print(f"{group}: {name} {error:.2f} (95%: {low:.2f} to {high:.2f})")
 
 # %% [markdown]
-# Where the order is kept, the guess is about as good as the best head: such captions can't tell knowing words from counting places. Where words change places, the best head's AER is half the guess's, and nearer to Model 1's. Nobody taught it to align. (95%: the captions drawn again, the bootstrap of [chapter 10](ch10_judging.ipynb). One person drew the links.)
+# Where the order is kept, the guess is about as good as the best head: by this number such captions can't tell knowing words from counting places. Where words change places, the best head's AER is half the guess's, and nearer to Model 1's. Nobody taught it to align. (95%: the captions drawn again, the bootstrap of [chapter 10](ch10_judging.ipynb). One person drew the links.)
 #
-# The model of 1993 does better. But it is shown the English word, and the head looks before the word is written. **Predict.** If only the words count that our model would write there itself, does the head catch up?
+# The model of 1993 does better than any one head. But it is shown the English word, and the head looks before the word is written. **Predict.** If only the words count that our model would write there itself, does the head catch up?
 
 
 # %%
@@ -601,7 +601,7 @@ for name in ("IBM Model 1", "the best head"):
     )
 
 # %% [markdown]
-# No. Both do better on such words, and Model 1 stays as far ahead. So it isn't ahead because it is shown the word.
+# No. Both do better on such words, and Model 1 stays as far ahead. So being shown the word doesn't explain its lead. What remains: it is a whole method, the head one of 24.
 #
 # ## Six of 72 dossiers
 #
@@ -631,7 +631,7 @@ pd.concat([lines.loc[some], even])[numbers].round(2)
 #
 # - A map belongs to the text that went through the model. Rows are queries, columns keys.
 # - Wrong names look right. Exchange a token, and see what moves.
-# - Trust numbers over many sentences, beside even attention. This model has weak previous-token heads, and hardly any that rest on a separator.
+# - Trust numbers over many sentences, beside even attention. This model has weak previous-token heads, and hardly any that rest on `<s>` or `</s>`.
 # - Some heads of cross-attention align words, even where words change places, in the query that is about to write.
 #
 # ## What the paper did that we don't

@@ -1,6 +1,8 @@
 """Chapter 20: fits recover laws, decisions are the best, the records are read correctly."""
 
 import math
+import os
+import random
 
 import numpy as np
 import pandas as pd
@@ -8,8 +10,11 @@ import pytest
 from scipy.optimize import minimize
 
 from scripts.book.records import load_record
+from scripts.ch07_multi30k import token_batches
+from scripts.ch19_ablations import STUDY
 from scripts.ch20_scaling import (
     PASSES,
+    STEPS,
     WIDTHS,
     additive,
     at_budget,
@@ -21,6 +26,7 @@ from scripts.ch20_scaling import (
     readings_of,
     runs_of,
 )
+from scripts.studies.rows import data_of
 
 TRUTHS = {
     additive: np.array([1.2, math.log(30.0), 0.25, math.log(200.0), 0.4]),
@@ -89,3 +95,11 @@ def test_readings_are_the_means_of_the_runs_after_each_pass():
         passes = int(reading["passes"])
         assert math.isclose(reading["loss"], np.mean([run["losses"][passes - 1] for run in own]))
         assert reading["D"] == passes * own[0]["tokens"] and len(own) == 3
+
+
+@pytest.mark.audit
+@pytest.mark.skipif(not os.environ.get("MULTI30K_DIR"), reason="needs Multi30k at hand")
+def test_a_pass_over_a_part_has_as_many_steps_as_the_schedule_on_the_page():
+    for parts, steps in STEPS.items():
+        train = data_of("multi30k", STUDY.vocab, parts).train
+        assert len(token_batches(train, STUDY.max_tokens, random.Random("1:1"))) == steps

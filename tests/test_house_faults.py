@@ -95,7 +95,10 @@ FAULTS = {
         ),
     },
     ("ch16_*", "test_ch16_*"): {
-        "another head is changed": ("[parts[head] for", "[parts[head - 1] for"),
+        "another head is changed": (
+            "range(head * d_k, (head + 1) * d_k)",
+            "range((head - 1) * d_k, head * d_k)",
+        ),
         "noise is as long as the head's words, not as their sum": (
             "noise * lengths[0] / lengths[1]",
             "noise",

@@ -32,7 +32,7 @@ from scripts.fast.translating import search_rows
 from scripts.studies.subject import Corpus, Pairs, Texts, encoded, subject_command
 
 Head = tuple[str, int, int]  # its kind, its layer and its number, from 0
-Change = Callable[[Tensor, nn.Linear, Tensor], Tensor]  # as `heads_changed` wants it
+Change = Callable[[Tensor, nn.Linear, list[int]], Tensor]  # as `heads_changed` wants it
 
 BATCH = 100  # sentences of similar length
 
@@ -102,7 +102,7 @@ class Judge:
         """The mean input (D,) of each attention's output projection over all places but padding."""
         sums, places = defaultdict(float), Counter()
 
-        def note(head_outputs: Tensor, output: nn.Linear, _: Tensor, real: Tensor) -> Tensor:
+        def note(head_outputs: Tensor, output: nn.Linear, _: list[int], real: Tensor) -> Tensor:
             sums[output] = sums[output] + head_outputs[real].sum(0)
             places[output] += int(real.sum())
             return head_outputs
@@ -112,7 +112,7 @@ class Judge:
             changed_losses(self.model, batch, heads, partial(note, real=real))
         return {output: total / places[output] for output, total in sums.items()}
 
-    def mean_instead(self, head_outputs: Tensor, output: nn.Linear, features: Tensor) -> Tensor:
+    def mean_instead(self, head_outputs: Tensor, output: nn.Linear, features: list[int]) -> Tensor:
         """The heads' means over the split, at each of their places (B, T, n · d_k)."""
         return self.means[output][features].expand_as(head_outputs)
 

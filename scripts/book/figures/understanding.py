@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -239,10 +240,12 @@ def map_and_worth_chart(
 ) -> alt.TopLevelMixin:
     """Heads as dots, a panel a kind: a number of the map across, the worth up, on one scale.
 
-    The index of each of the `kinds` names its heads. Those `labelled` bear the last word of their
-    name. A worth's standard error follows from the p
-    of its t test over so many `pairs`.
+    The index of each of the `kinds` names its heads. Those `labelled`, the one worth most first,
+    bear the last word of their name. A worth's standard error follows from the p of its t test over
+    so many `pairs`.
     """
+    everyone = pd.concat([*kinds.values()])
+    assert everyone.loc[[*labelled], "silent"].is_monotonic_decreasing
     units = {"entropy": "entropy, bits", "AER": "AER"}
     across = {"encoder": "entropy", "decoder": "entropy", "cross": "AER"}
     frames = {}
@@ -270,19 +273,26 @@ def map_and_worth_chart(
         layers = (
             base.mark_rule(color=GREY, opacity=0.5).encode(up("low"), alt.Y2("high")),
             base.mark_circle(size=60, opacity=0.8),
-            base.mark_text(dx=-7, align="right", fontSize=12, color=INK).encode(text="label:N"),
+            *(
+                base.transform_filter(f"datum.{number} {where} {kinds[kind][number].max() * 0.75}")
+                .mark_text(dx=dx, align=align, fontSize=12, color=INK)
+                .encode(text="label:N")
+                for where, dx, align in (("<", -7, "right"), (">=", 7, "left"))
+            ),
         )
         charts[kind] = alt.layer(*layers).properties(width=190, height=210)
     return titled(
         alt.hconcat(*named(charts)),
-        "In the encoder sharp heads are worth more; elsewhere the errors would hide an order",
+        "In the encoder sharp heads are worth more; elsewhere the errors may hide an order",
         "A dot is a head, its line two standard errors of its worth either way. Low entropy: a "
         "sharp head. Low AER: a good aligner. Named: the six heads of chapter 15's bet.",
         wrap=110,
     )
 
 
-def _cost_bars(frame: pd.DataFrame) -> alt.LayerChart:
+def _cost_bars(
+    frame: pd.DataFrame, title: str = "added to the loss, nats a token", height: int = 42
+) -> alt.LayerChart:
     """What changes cost: a bar for each `way` of each `change`, and two standard `error`s."""
     reach = 2 * frame["error"]
     frame = frame.assign(low=frame["cost"] - reach, high=frame["cost"] + reach)
@@ -290,7 +300,7 @@ def _cost_bars(frame: pd.DataFrame) -> alt.LayerChart:
     end = 1.12 * frame["high"].max()
 
     def x(column: str) -> alt.X:
-        across = alt.X(f"{column}:Q", title="added to the loss, nats a token")
+        across = alt.X(f"{column}:Q", title=title)
         return across.scale(domain=[0, end], nice=False).axis(tickCount=5, grid=False)
 
     base = alt.Chart(rounded(frame)).encode(
@@ -304,7 +314,7 @@ def _cost_bars(frame: pd.DataFrame) -> alt.LayerChart:
         base.mark_rule(color=INK).encode(x("low"), alt.X2("high")),
         base.mark_text(align="left", dx=5).encode(x("high"), text=alt.Text("cost:Q", format=".2f")),
     )
-    return alt.layer(*layers).properties(width=340, height=42 * len(changes))
+    return alt.layer(*layers).properties(width=340, height=height * len(changes))
 
 
 def together_chart(groups: Sequence[Mapping[str, Any]], pairs: int) -> alt.TopLevelMixin:
@@ -337,6 +347,8 @@ def halves_chart(
     ]
     frame = pd.DataFrame(rows)
     far = [f"{cost:.2f}" for cost in frame.loc[frame["change"] == whole, "cost"]]
+    for changes in costs.values():
+        assert all(cost < changes[whole][0] / 10 for x, (cost, _) in changes.items() if x != whole)
     return titled(
         _cost_bars(frame[frame["change"] != whole]),
         "Each half of the heads that we silence costs under a tenth of all 24",
@@ -350,9 +362,11 @@ def patch_chart(
 ) -> alt.TopLevelMixin:
     """The preference for "her" after each patch: a row a depth, a column a source position."""
     depths = ["embedding", *(f"after layer {n}" for n in range(1, len(table)))]
+    lowest = [min(column) for column in zip(*table, strict=True)]
+    assert [i for i, x in enumerate(lowest) if x < unpatched - 1] == [1, 3]  # noun and pronoun
     return titled(
         heatmap(table, depths, words, scheme="diverging", digits=1, numbers=True, cell=44),
-        "Two German words carry “her”",
+        "The noun and the pronoun carry “her”",
         "log p(her) − log p(his), while one vector of the encoder comes from the man's sentence. "
         f"Without a patch it is {unpatched:+.1f}.",
     )
@@ -372,6 +386,65 @@ def lens_chart(
         "Each cell: the likeliest next token after that layer. Dark: the final token is already "
         "probable. Bottom row: the embedding.",
         wrap=110,
+    )
+
+
+def lens_losses_chart(
+    losses: Sequence[float],
+    other_losses: Sequence[float],
+    even: float,
+    costs: Sequence[tuple[float, float]],
+) -> alt.TopLevelMixin:
+    """The lens's loss, stage by stage, with and without the word just read; what each cut costs.
+
+    Losses begin with the embedding, `costs` (with standard errors) with the first sublayer; `even`
+    is the loss of an even guess.
+    """
+    kinds = ("self-attention", "cross-attention", "feed-forward")
+    stages = ["embedding", *(f"layer {i // 3 + 1}, {kinds[i % 3]}" for i in range(len(costs)))]
+    curves = {"of all words": losses, "of all but the word just read": other_losses}
+    frame = pd.DataFrame({"stage": stages} | curves).melt("stage", var_name="of", value_name="loss")
+    unsaid, gained = losses[0] - other_losses[0], losses[0] - losses[-1]
+    assert unsaid > gained / 2
+    y = bar_axis("stage", stages).scale(domain=stages)
+    fill = colored(
+        "of", dict(zip(curves, PALETTE, strict=False)), title="The lens chooses", sort=None
+    )
+    left = alt.Chart(rounded(frame)).encode(
+        alt.X("loss:Q", title="the lens's loss, nats a token").axis(values=[0, 5, 10, 15, 20, 25]),
+        y,
+        fill,
+    )
+    guess = alt.Chart(
+        rounded(pd.DataFrame({"loss": [even], "text": [f"an even guess: {even:.1f}"]}))
+    )
+    rule = guess.mark_rule(color=GREY, strokeDash=[4, 3]).encode(x="loss:Q")
+    text = guess.mark_text(align="left", dx=6, color=GREY).encode(
+        x="loss:Q", y=alt.value(270), text="text:N"
+    )
+    running = alt.layer(
+        rule, text, left.mark_line(order=False), left.mark_point(filled=True, size=50, opacity=1)
+    )
+    bars_frame = pd.DataFrame(costs, columns=["cost", "error"]).assign(stage=stages[1:])
+    reach = 2 * bars_frame["error"]
+    bars_frame = bars_frame.assign(low=bars_frame["cost"] - reach, high=bars_frame["cost"] + reach)
+    x = alt.X("cost:Q", title="its cut costs, nats a token").axis(tickCount=4, grid=False)
+    base = alt.Chart(rounded(bars_frame)).encode(x, y.axis(None))
+    cut = alt.layer(
+        base.mark_bar(color=PALETTE[2], height=14),
+        base.mark_rule(color=INK).encode(alt.X("low:Q"), alt.X2("high:Q")),
+        base.mark_text(align="left", dx=5).encode(
+            alt.X("high:Q"), text=alt.Text("cost:Q", format=".2f")
+        ),
+    )
+    panels_ = [(running, 330), (cut, 150)]
+    drawn_ = [chart.properties(width=width, height=300) for chart, width in panels_]
+    return titled(
+        alt.hconcat(*drawn_).resolve_scale(y="independent"),
+        f"Of the {gained:.0f} nats that the lens gains, {unsaid:.0f} only unsay the word just read",
+        "The decoder, our 50 captions. Left: the loss if we stop after this sublayer. Right: how "
+        "much the model's own loss rises if this sublayer alone adds nothing; lines: two standard "
+        "errors either way.",
     )
 
 
@@ -548,7 +621,9 @@ def budget_chart(bought: pd.DataFrame, ended: pd.DataFrame) -> alt.TopLevelMixin
     scheme = alt.SchemeParams("viridis", extent=[0.85, 0])  # without its yellow
     sizes = alt.Axis(values=sorted(bought["N"].unique()), format=".2s", labelFlush=False)
     encoding = {
-        "x": alt.X("N:Q", title="parameters", axis=sizes).scale(padding=30, **LOG),
+        "x": alt.X("N:Q", title="parameters", axis=sizes).scale(
+            padding=30, domainMax=1.4 * bought["N"].max(), **LOG
+        ),
         "y": alt.Y("loss:Q", title="validation loss, nats per piece").scale(
             zero=False, nice=False, padding=36
         ),
@@ -559,25 +634,42 @@ def budget_chart(bought: pd.DataFrame, ended: pd.DataFrame) -> alt.TopLevelMixin
         bought.assign(early=passes, best="width " + bought["width"].astype(str) + ", " + passes)
     )
     groups = bought.groupby("budget")
-    best = alt.Chart(bought.loc[groups["loss"].idxmin()]).encode(**encoding)
+    lowest = bought.loc[groups["loss"].idxmin()]
+    assert lowest["N"].is_monotonic_increasing and lowest["N"].nunique() > 1, "the title says so"
+    assert all(groups["N"].min() < lowest["N"].array) and all(lowest["N"].array < groups["N"].max())
+    best = alt.Chart(lowest).encode(**encoding)
+    ends = alt.Chart(rounded(ended.groupby("N", as_index=False)["loss"].mean())).encode(**encoding)
     widest = alt.Chart(bought.loc[groups["N"].idxmax()]).encode(**encoding)
     layers = [
         alt.Chart(bought).mark_line(point={"size": 50}).encode(**encoding, color=color),
-        alt.Chart(rounded(ended.groupby("N", as_index=False)["loss"].mean()))
-        .mark_point(shape="cross", angle=45, size=70, filled=True, color=PALETTE[1], opacity=1)
-        .encode(**encoding),
+        ends.mark_point(shape="cross", angle=45, size=70, filled=True, color=PALETTE[1], opacity=1),
+        ends.mark_text(dx=10, align="left", color=PALETTE[1]).encode(text=alt.value("to its end")),
         best.mark_point(size=160, strokeWidth=1.5).encode(color=color),
-        best.mark_text(dy=27).encode(text="best:N", color=alt.value(INK)),
-        widest.mark_text(dx=-8, dy=18, align="left").encode(text="early:N", color=alt.value(GREY)),
+        best.mark_text(dy=24).encode(text="best:N", color=alt.value(INK)),
+        widest.mark_text(dx=10, align="left").encode(text="early:N", color=alt.value(GREY)),
     ]
     return titled(
         alt.layer(*layers).properties(width=480, height=320),
         "The best width is in between, and it grows with the budget",
-        "Each curve spends one budget; a unit is one pass of width 48. Rings: the best size. "
-        "Grey: the passes of the widest model, which is read early in its schedule. Crosses: two "
-        "models trained to their end with about one unit.",
+        "Each curve spends one budget, in one to eight passes; a unit is one pass of width 48. "
+        "Rings: the best size. Grey: the passes of the widest model. Crosses: two models trained "
+        "to their end with about one unit.",
         wrap=80,
     )
+
+
+def ends_table() -> pd.DataFrame:
+    """Chapter 20's trainings to their end beside readings of equal rate, seeds and passes."""
+    keys = ["d_model", "share", "lr", "seed"]
+    ends = pd.DataFrame(load_record("budgets-multi30k")["runs"])
+    ways = pd.DataFrame(load_record("grid-multi30k")["runs"]).set_index(keys)["losses"]
+    pairs = ends.join(ways.rename("readings"), on=keys, how="inner")
+    columns = {"d_model": "width", "epochs": "passes", "lr": "peak rate", "loss": "to its end"}
+    pairs = pairs.rename(columns=columns)
+    readings = zip(pairs["readings"], pairs["passes"], strict=True)
+    pairs["on the way"] = [losses[passes - 1] for losses, passes in readings]
+    groups = pairs.groupby(["width", "passes", "peak rate"])[["on the way", "to its end"]]
+    return groups.mean().round(2).assign(seeds=groups.size())
 
 
 def decision_chart(measured: pd.Series, predicted: pd.DataFrame) -> alt.TopLevelMixin:
@@ -585,6 +677,11 @@ def decision_chart(measured: pd.Series, predicted: pd.DataFrame) -> alt.TopLevel
 
     `measured` and the columns of `predicted`, one a law, are losses by the number of parameters.
     """
+    for _, losses in predicted.items():
+        assert (np.interp(measured.index, predicted.index, losses) > measured).all()
+        assert measured.index[0] < losses.idxmin() < measured.index[1], "the title says so"
+    bowl = np.polyfit(np.log(measured.index), measured, 2)
+    bowl = pd.DataFrame({"N": predicted.index, "loss": np.polyval(bowl, np.log(predicted.index))})
     curves = predicted.rename_axis("N").reset_index().melt("N", var_name="law", value_name="loss")
     dots = measured.rename_axis("N").rename("loss").reset_index().assign(law="measured")
     picks = curves.loc[curves.groupby("law")["loss"].idxmin()]
@@ -594,16 +691,48 @@ def decision_chart(measured: pd.Series, predicted: pd.DataFrame) -> alt.TopLevel
     sizes = alt.Axis(values=[*measured.index, *picks["N"].round(-3)], format=".2s")
     x = alt.X("N:Q", title="parameters", axis=sizes).scale(**LOG)
     y = alt.Y("loss:Q", title="loss with eight units").scale(zero=False, padding=12)
+    parabola = alt.Chart(rounded(bowl)).mark_line(color=GREY, strokeDash=[4, 4], strokeWidth=1.5)
     layers = [
         alt.Chart(rounded(curves)).mark_line(),
         alt.Chart(rounded(picks)).mark_point(shape="diamond", size=150, filled=True, opacity=1),
         alt.Chart(rounded(dots)).mark_circle(size=80, opacity=1),
     ]
+    layers = [parabola.encode(x, y), *[layer.encode(x, y, color) for layer in layers]]
     return titled(
-        alt.layer(*[layer.encode(x, y, color) for layer in layers]).properties(width=480),
+        alt.layer(*layers).properties(width=480),
         "Both laws predict too high a loss, and nearly the best size",
-        "Lines: each law, fitted to the cheap readings (means of three seeds). Diamonds: the size "
-        "that it picks. Dots: measured, widths 48, 64 and 96.",
+        "Lines: each law, fitted to the cheap readings (means of three seeds). Diamonds: their "
+        "lowest places. Dots: widths 48, 64 and 96, from the curves of the first chart; the "
+        "parabola through them (dashed) only guides the eye.",
+        wrap=80,
+    )
+
+
+def local_chart(local_a: pd.Series, kaplan: float, law: float) -> alt.TopLevelMixin:
+    """How fast the best size grows, by the parameters in the layers, beside two published a."""
+    levels = {"Kaplan et al.": kaplan, "the law, if all count": law}
+    small, largest = local_a[local_a.index < 7e7], local_a.iloc[-3:]
+    assert small.min() > kaplan and abs(largest - law).max() < 0.03, "the title says so"
+    frame = rounded(local_a.rename_axis("N").rename("a").reset_index())
+    sizes = alt.Axis(values=[10**n for n in range(3, 11)], format="~s")
+    x = alt.X("N:Q", title="parameters in the layers of the best model", axis=sizes).scale(**LOG)
+    y = alt.Y("a:Q", title="local a").scale(zero=False, domain=[0.45, 1])
+    named_levels = pd.DataFrame({"level": [*levels], "a": [*levels.values()], "N": [3e8, 1e3]})
+    rules = alt.Chart(rounded(named_levels)).encode(y)
+    words = {"align": "left", "dx": 6, "dy": -8, "color": GREY}
+    text = alt.Text("label:N")
+    labels = rules.transform_calculate(label="datum.level + ': ' + format(datum.a, '.2f')")
+    layers = [
+        rules.mark_rule(color=GREY, strokeDash=[5, 4], strokeWidth=1.5),
+        labels.mark_text(**words).encode(x, text),
+        alt.Chart(frame).mark_line(color=PALETTE[0]).encode(x, y),
+    ]
+    return titled(
+        alt.layer(*layers).properties(width=480, height=240),
+        "Without the table, a is above 0.73 for small models, and near 0.51 for large ones",
+        "How fast the best size grows with the budget, at each size, if only the layers count. "
+        "One layer has 120,000 parameters (below, the formula is only continued); Kaplan et al.'s "
+        "largest model has 1.5 billion.",
         wrap=80,
     )
 
@@ -617,6 +746,9 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
     `places` has the columns N, D and loss, and one for what each law says.
     """
     errors = {f"error of {name}": places["loss"] / places[name] - 1 for name in (law, other)}
+    spread = places.groupby("D")["loss"].agg(np.ptp)
+    assert spread.idxmin() == spread.index.min(), "the title says so"
+    assert errors[f"error of {law}"].abs().max() < errors[f"error of {other}"].abs().max() / 2
     x = alt.X("D:Q", title="target tokens that exist").scale(padding=12, **LOG)
     ruled = x.axis(format="~s", values=TOKEN_TICKS, labelFlush=False)
     color = alt.Color("N:O").legend(title="parameters", format=".2s")
