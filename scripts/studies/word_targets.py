@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from torch import Tensor
+
 from scripts import ROOT
-from scripts.ch21_learning_from_models import Lesson, lessons_of, student_of
+from scripts.ch06_training import Batch
+from scripts.ch21_learning_from_models import student_of, taught_batches
 from scripts.core.models import Trained, load_model
 from scripts.core.scores import corpus_bleu
 from scripts.corpora.load import load_corpus
@@ -31,16 +34,17 @@ def plan_runs(plan: Plan) -> None:
 
 
 @cache
-def lessons(pairs: int, targets: str, tau: float) -> tuple[Trained, list[Lesson]]:
+def lessons(pairs: int) -> tuple[Trained, list[Batch], dict[tuple[str, int], Tensor]]:
     """The teacher, and what it has to teach, as in the chapter."""
     teacher = load_model(ROOT / "models" / "sample-de-en")
-    return teacher, lessons_of(teacher, load_corpus("sample")["train"][:pairs], targets, tau)
+    return teacher, *taught_batches(teacher, load_corpus("sample")["train"][:pairs])
 
 
 def taught(setting: Mapping[str, Any], task: Run) -> Run:
     """The BLEU of a student's greedy translations."""
-    teacher, of_task = lessons(setting["pairs"], task["targets"], task["tau"])
-    model = student_of(of_task, task["seed"], task["lr"])
+    teacher, batches, targets = lessons(setting["pairs"])
+    q = targets[task["targets"], task["tau"]]
+    model = student_of(batches, q, task["tau"], task["seed"], task["lr"])
     sources, references = zip(*load_corpus("sample")["val"][: setting["judged"]], strict=True)
     student = Trained(model, teacher.tokenizer, teacher.config)
     texts = translate(student, sources, DecodeOptions(beam=1))

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from scripts import Late
@@ -899,19 +898,29 @@ def next_words_chart(
     return titled(side_by_side, title, caption, wrap=80)
 
 
-def shares_table(lessons: Mapping[tuple[str, float], Sequence[Any]]) -> pd.DataFrame:
-    """What the q of each student's lessons give the person's word, and the five largest others.
+def shares_table(targets: Mapping[tuple[str, int], Tensor]) -> pd.DataFrame:
+    """What each student's q (N, V) gives the person's word, and the five largest others.
 
-    A lesson has `labels` (N,) and `q` (N, V). Means over all places.
+    The first student's q is the person's words alone. Means over all places.
     """
-    rows = []
-    for student, parts in lessons.items():
-        labels = torch.cat([lesson.labels for lesson in parts]).unsqueeze(1)  # (N, 1)
-        q = torch.cat([lesson.q for lesson in parts])  # (N, V)
+    labels, rows = next(iter(targets.values())).argmax(dim=1, keepdim=True), []  # (N, 1)
+    for student, q in targets.items():
         others = q.scatter(1, labels, 0.0).topk(5)[0].sum(dim=1)  # (N,)
         rows.append([*student, q.gather(1, labels).mean().item(), others.mean().item()])
-    columns = ["targets", "τ", "q, the person's word", "q, its five likeliest others"]
+    columns = ["targets", "τ", "q, the person's word", "q, the five largest others"]
     return pd.DataFrame(rows, columns=columns).round(3)
+
+
+RECIPES_NAMED = {"a part, in 8 passes": "a part, 8 passes"}  # as in the record; on the page
+RECIPES_NAMED |= {"a part, with shuffled German": "shuffled German"}
+RECIPES_NAMED |= {"a part, back-translated by sampling": "drawn German"}
+RECIPES_NAMED |= {"a part, back-translated": "greedy German"}
+
+
+def recipe_runs() -> pd.DataFrame:
+    """Chapter 21's trainings on record, with short names; those of seed 0 only chose the rates."""
+    runs = pd.DataFrame(load_record("recipes-multi30k")["runs"])
+    return runs[runs["seed"] > 0].replace({"row": RECIPES_NAMED})
 
 
 SCORES = {"loss": "loss on people's text", "loss_teacher": "loss on the teacher's text"}
@@ -925,19 +934,18 @@ def scores_table(means: pd.DataFrame, rows: Sequence[str], *scores: str) -> pd.D
 
 
 def falls_chart(
-    runs: pd.DataFrame, start: str, rows: Mapping[str, str], title: str, caption: str
+    runs: pd.DataFrame, start: str, rows: Sequence[str], title: str, caption: str
 ) -> alt.TopLevelMixin:
-    """A panel for the loss, one for chrF: a line from row `start` to each of `rows`, named here.
+    """A panel for the loss, one for chrF: a line from row `start` to each of `rows`.
 
     The lines join means; a pale dot is one of the `runs`.
     """
     means, charts = runs.groupby("row").mean(numeric_only=True), []
     for score, heading in (("loss", "validation loss, nats a token"), ("chrf", "chrF")):
-        frame = means.loc[[*rows], [score]].assign(name=[*rows.values()])
-        seeds = runs[runs["row"].isin([*rows])][["row", score]].replace({"row": dict(rows)})
-        y = row_axis("name", [*rows.values()], labels=not charts)
-        seeds = alt.Chart(rounded(seeds.rename(columns={"row": "name"}))).encode(y)
-        base = alt.Chart(rounded(frame.assign(before=means.loc[start, score]))).encode(y)
+        frame = means.loc[[*rows], [score]].reset_index().assign(before=means.loc[start, score])
+        y = row_axis("row", rows, labels=not charts, labelLimit=200)
+        seeds = alt.Chart(rounded(runs.loc[runs["row"].isin(rows), ["row", score]])).encode(y)
+        base = alt.Chart(rounded(frame)).encode(y)
         x = alt.X(f"{score}:Q", title=heading).axis(tickCount=6)
         x, begin = x.scale(zero=False, nice=False, padding=12), alt.X("before:Q")
         layers = [
