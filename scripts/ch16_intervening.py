@@ -281,7 +281,7 @@ bet = ["encoder 2.1", "cross 1.7", "decoder 3.6", "encoder 3.2", "cross 2.8", "c
 map_and_worth_chart(of_kind, bet, record["splits"]["val"])
 
 # %% [markdown]
-# A star marks a ρ beyond chance, with all six tested at once. In the encoder sharp heads are worth more, and so are heads that look at the previous token. Sharp heads are worth more within each layer, too, and without the four that look there most (ρ −0.60).
+# A star marks a ρ beyond chance, with all six tested at once. In the encoder sharp heads are worth more, and so are heads that look at the previous token. Often these are the same heads: we can't tell which of the two matters.
 #
 # Elsewhere no ρ has a star. But there a worth's error is nearly as large as the differences between heads, so the test may miss an order.
 #
@@ -303,7 +303,7 @@ together_chart(record["groups"][:3], record["splits"]["val"])  # the other group
 #
 # 1. *A large change does harm, whatever it is.* Test: beside what the heads say, add **noise**, a random vector of the same length.
 # 2. *Everything is said louder than needed.* Test: **halve** what all 24 heads say.
-# 3. *Heads stand in for one another*: what one says, others say, too. Test: silence twelve heads. If each says something of its own, twelve should cost about half of the 2.57. (A yardstick: costs needn't add up.)
+# 3. *Heads stand in for one another*: what one says, others say, too. Test: silence twelve heads. If they don't, twelve silent heads should cost much more than all halved, though both take half away.
 #
 # The twelve are the four best aligners of each layer, or the four worst. To judge their difference we also take random halves.
 #
@@ -382,11 +382,11 @@ theirs = {name: (cost, study["errors"][name]) for name, cost in study["costs"].i
 halves_chart({"our 50 captions": ours, "1,014 validation pairs": theirs}, "all 24 silent")
 
 # %% [markdown]
-# 1. *Not the size.* Noise costs far less than silence. Nor are the zeros to blame: with each head's mean instead, 2.41 are lost.
-# 2. *Louder than needed: yes.* Halving costs little, but this doesn't say *which* heads are needed.
-# 3. *Heads stand in for one another: yes.* On validation either twelve cost about 0.2 nats, far from half of 2.57. So the other twelve do nearly all of the work.
+# 1. *Does any large change do harm?* No: noise costs far less than silence. Nor are the zeros to blame: with each head's mean instead, 2.41 are lost.
+# 2. *Is everything said louder than needed?* Yes: halving costs little.
+# 3. *Do heads stand in for one another?* On validation either twelve cost about 0.2 nats, little more than all halved. So the other twelve do nearly all of the work. Whether they say the same, or are loud enough alone, this doesn't tell.
 #
-# **Good aligners.** On our captions the best aligners are missed *more* than the worst, on validation *less*. But on our captions two random halves differ by up to 0.063. So we can't say that aligning matters.
+# **Your prediction.** On our captions the best aligners are missed *more* than the worst, on validation *less*. On our captions random halves differ as much (up to 0.063). So we can't say that aligning matters.
 #
 # ## Patch
 #
@@ -467,9 +467,9 @@ print(f"Mutter for Frau: {her_lead(own[0], encoder_stages(model, mother.src)[0],
 patch_chart(table, words, clean)
 
 # %% [markdown]
-# Only two columns change much. Exchanging "ihrem" leaves the model undecided, or after the last layer turns it to *his*. Exchanging "Frau" takes away most of *her*'s lead. So here *her* rests on two German words, where grammar needs one. After layer 3, exchanging "ihrem" does more and exchanging "Frau" less: some of what "Frau" says has moved to "ihrem".
+# Only two columns change much. Exchanging "ihrem" leaves the model undecided, or after the last layer turns it to *his*. Exchanging "Frau" takes away most of *her*'s lead. So in this sentence *her* rests on two German words, where grammar needs one. After layer 3, exchanging "ihrem" does more and exchanging "Frau" less: some of what "Frau" says has moved to "ihrem".
 #
-# "Mutter" (mother) for "Frau" changes nothing. (One sentence.)
+# "Mutter" (mother) for "Frau" changes nothing.
 #
 # ## Read
 #
@@ -514,7 +514,7 @@ lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read])
 # %% [markdown]
 # Before the first layer the lens shows the word just read: a row of the table usually has its largest product with itself. Look at the column "the": after two layers the model would write *water*, after three *wet*, the English of "nasse".
 #
-# Does it predict what is needed? For each sublayer we take two numbers: what it *adds* to the lens's log p of a word, and what its cut *costs*: how much the last log p falls. For the last sublayer the two are equal by definition.
+# Does it predict what is needed? For each sublayer we take two numbers: what it *adds* to the lens's log p of a word, and what its cut *costs*: how much the last log p falls if what comes in goes out unchanged. For the last sublayer the two are equal by definition.
 #
 # First cross-attention and two words: *wet*, and *tall* for "hohe" instead of "nasse".
 
@@ -540,7 +540,7 @@ for german, english in (("nasse", "wet"), ("hohe", "tall")):
         print(f"{english}: layer {i // 3 + 1} adds {added:.1f}, its cut costs {cost:.2f}")
 
 # %% [markdown]
-# For *wet* both numbers put layer 2's cross-attention before layer 3's. But for *tall* layer 2's adds 4 nats, and its cut costs next to nothing. Which is the rule? We draw the lens's loss on all our references, with and without the word just read.
+# For *wet* both numbers put layer 2's cross-attention before layer 3's. But for *tall* layer 2's adds 4 nats, and its cut costs next to nothing. Do the two numbers agree in general? We draw the lens's loss on all our references, with and without the word just read.
 #
 # **Predict.** An even guess loses ln V = 9.0 nats. Where does the lens begin?
 
@@ -560,13 +560,13 @@ for sublayer in sublayers:
 lens_losses_chart(losses.tolist(), other_losses.tolist(), math.log(log_p.size(-1)), costs)
 
 # %% [markdown]
-# The lens begins at 25.8 nats, far worse than an even guess, since it insists on the word just read. After layer 1's attentions it stands at 14.8. So much of what they "add" is unsaying that word.
+# The lens begins at 25.8 nats, far worse than an even guess, mostly since it insists on the word just read; without that word at 11.8. So much of what layer 1 "adds" is unsaying it.
 #
-# *Tall* is the rule: on the second line, too, each sublayer of layers 1 and 2 gains several times what its cut costs. One layer's cross-attention costs at most 0.1 nats, all three cost 3.2: layers, too, stand in for one another.
+# They don't agree: on the second line, too, each sublayer of layers 1 and 2 gains several times what its cut costs. One layer's cross-attention costs at most 0.1 nats, all three cost 3.2: layers, too, stand in for one another.
 #
 # ## Summary
 #
-# - In this model's encoder sharp heads are worth more. In cross-attention heads stand in for one another, and so do layers.
+# - In this model's encoder sharp heads are worth more. In cross-attention half of the heads do nearly all of the work of all, and so do two of three layers.
 # - Patching shows what a vector carries: in our pair, *her* rests on two German words.
 # - Reading shows how an answer forms, first by unsaying the word just read; not what the model needs.
 #

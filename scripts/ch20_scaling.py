@@ -120,7 +120,7 @@ def at_budget(readings: pd.DataFrame, budget: float) -> pd.Series:
 
 
 # %% [markdown]
-# After one of eight passes, the learning rate is still near its peak; a training of one pass ends at zero. If its loss is much lower, readings on the way say nothing. So two models of about equal cost were trained to their end: two passes of width 32, one of width 48 ([`budgets-multi30k.json`](../results/budgets-multi30k.json), `python -m scripts.studies.budgets --save`). They are the chart's crosses.
+# After one of eight passes, the learning rate is still near its peak; a training of one pass ends at zero. If a loss at the end is much lower, readings on the way say nothing. So two models of about equal cost were trained to their end: two passes of width 32, one of width 48 ([`budgets-multi30k.json`](../results/budgets-multi30k.json), `python -m scripts.studies.budgets --save`). They are the chart's crosses.
 
 # %%
 costs = readings.set_index(["width", "passes"])["operations"]
@@ -142,11 +142,11 @@ understanding.budget_chart(bought, runs_of("budgets-multi30k"))
 understanding.ends_table()
 
 # %% [markdown]
-# At the chart's rate, the middle one of three, no end lies more than 0.01 nats below its reading. So a schedule of its own gains next to nothing after one or two passes. Hoffmann et al. (2022) objected to readings on the way in Kaplan et al. (2020); Porian et al. (2024), too, find that the decay isn't essential.
+# At the chart's rate, no end's mean lies more than 0.013 nats below its reading. So a schedule of its own gains next to nothing after one or two passes. Hoffmann et al. (2022) objected to readings on the way in Kaplan et al. (2020); Porian et al. (2024), too, find that the decay isn't essential.
 #
 # But another peak rate may lower a reading: at half of the chart's, width 96 is 0.12 nats lower after one pass (one seed). What is left of the chart's title?
 #
-# - *In between* holds: each curve's widest model is at least 0.16 nats worse.
+# - *In between* holds on the wide side: each curve's widest model is at least 0.16 nats worse. The narrowest is often only 0.05 worse.
 # - *It grows* holds: width 48 is 0.20 nats worse than width 32 with one unit, and 0.06 better with four.
 # - *Which* width is best isn't certain: a neighbour is only some 0.05 nats worse.
 #
@@ -260,7 +260,7 @@ trials.pivot(index="hidden", columns=["law", "seed"], values="hidden, %").loc[[*
 # %% [markdown]
 # Both laws miss the last passes and the widest models by less than 3%. The additive law misses the costly readings by 5 to 7% with each seed, the joint law with one.
 #
-# If the additive law also sees two late readings of width 48, it misses the others by less than 3.5%. Two of width 32 don't help it. So it lacked late readings of a wide model.
+# If the additive law also sees two late readings of width 48, it misses the others by less than 3.5%. Two of width 32 don't help it. So it lacked costly readings of wide models.
 #
 # ### Decide
 #
@@ -308,7 +308,7 @@ understanding.decision_chart(curves[8].rename(size_of), pd.DataFrame(predicted, 
 # %% [markdown]
 # The additive law's picks are hardly worse. Five of six picks lie between widths 48 and 64, whose measured losses differ by only 0.05 nats. So a wrong law may decide well: near its lowest point, a curve of equal budget is flat.
 #
-# But the test is mild. With two units, width 32 was best. If size and text grow equally, eight units buy twice its size, 251,000: a good guess without any law. **Your turn**: set a budget.
+# But the test is mild. With two units, width 32 was best. If size and text grow equally, eight units buy twice its size, 251,000: a good guess without a fit. **Your turn**: set a budget.
 
 # %%
 YOUR_BUDGET = 50  # in units; our largest training costs 25
@@ -328,7 +328,7 @@ for law in (additive, joint):
 #
 # $$ N_{\text{best}} \propto C^{a}, \qquad a = \frac{\beta}{\alpha + \beta} $$
 #
-# Kaplan et al. published $a = 0.73$: most of a larger budget should go into size. Hoffmann et al. found about 0.5, equal growth of size and text, and trained Chinchilla (70 billion parameters, 1.4 trillion tokens). What do published additive laws say for Chinchilla's budget?
+# Kaplan et al. read $a = 0.73$ from their best runs, not from their joint law: most of a larger budget should go into size. Hoffmann et al. found about 0.5, equal growth of size and text, and trained Chinchilla (70 billion parameters, 1.4 trillion tokens). What do published additive laws say for Chinchilla's budget?
 
 
 # %%
@@ -353,7 +353,7 @@ pd.DataFrame(rows, ["a", "best N"]).T
 # %% [markdown]
 # Hoffmann et al.'s fit says 41 billion, far from Chinchilla's 70. Besiroglu et al. fitted the same runs, read from a figure, and come near.
 #
-# We fit our readings without the last passes, and without the first.
+# We fit our readings without passes 7 and 8, and without pass 2.
 
 # %%
 ours = {}
@@ -364,7 +364,7 @@ for law in (additive, joint):
 pd.DataFrame(ours).T.round({"a": 2, "E": 1}).rename_axis(["law", "passes fitted"])
 
 # %% [markdown]
-# Our runs don't say. A few readings move a from 0.42 to 0.76 in the additive law, from 0.61 to 0.68 in the joint law; the floor moves too. Perhaps the data don't determine a, or the falling rate of the last passes bends the curve.
+# Our runs don't say. A few readings move a from 0.42 to 0.76 in the additive law, from 0.61 to 0.68 in the joint law; the floor moves too. Either the additive law leaves a open, or the falling rate of the last passes bends the curve.
 #
 # ### Which parameters count?
 #
@@ -385,7 +385,7 @@ understanding.local_chart(pd.Series(local_a, best), kaplan=0.73, law=growth(thet
 
 
 # %% [markdown]
-# In this replay the count is enough: up to some 80 million parameters, the local a is above 0.73.
+# In this replay the count may be enough: up to some 80 million parameters, the local a is above 0.73. (Another shape moves this point.)
 #
 # - Small models are nearly all table, which grows with the cube root of the layers. So their loss falls with the power α/3 of the layers, and a is $\beta/(\alpha/3 + \beta) = 0.76$.
 # - Where the layers take over, the loss falls faster. So size pays more, and a rises to 0.98.
@@ -416,7 +416,7 @@ grid.query("width in [16, 96] and parts in [1, 16]").round(2)
 # %% [markdown]
 # For the smallest model on a sixteenth, 16 times as many pairs gain 0.85 nats, 14 times as many parameters only 0.19. Part of this difference may come from the schedule. On a sixteenth, warm-up lasts 3.8 passes; width 96 is best at 97% of the peak rate, width 16 at 50%. On all pairs both end near zero.
 #
-# The text that *was read* depends on the width, too: on a sixteenth, 18 passes for width 16, and 7 for width 96. A control, *on average*, gives each run the mean passes of its part. We hide the widest model and the runs on all pairs.
+# The text that *was read* depends on the width, too: on a sixteenth, 18 passes for width 16, and 7 for width 96. A control, *on average*, gives each run the mean passes of its part. (Both are known only after a run: they explain, they don't predict.) We hide the widest model and the runs on all pairs.
 #
 # **Predict.** Which law gains by the text that was read, and does it in the control?
 

@@ -191,7 +191,7 @@ direction = torch.ones(2) / 2**0.5
 figures.step_chart(router, torch.randn(150, 2), mean=4 * direction, step=0.8 * direction)
 
 # %% [markdown]
-# In the upper row, the step wins orange some tokens; in the lower, orange ends with nearly all. But there it led before. Is this lead, an uneven start, needed, or do many steps make a leader?
+# In the upper row, the step wins orange some tokens; in the lower, orange ends with nearly all. But there it led before. Must one expert lead from the start, or can many steps make a leader?
 #
 # The gradient of $w_e$ is $\sum_i g_i x_i$: each token times how much a higher score of e would raise its error. All $x_i$ share m, so m's part is $(\sum_i g_i)\, m$. If e is better than the other expert for some tokens only, the $g_i$ have both signs, and this is small; if for nearly all, it is large. Where one expert can learn the whole task, whichever is ahead is ahead for nearly all tokens. So we expect few in use there.
 #
@@ -299,7 +299,7 @@ assert layer.bias.tolist() == [-0.5, 0.5, 0.5]
 #
 # The scores are the toy's four, and m is the tokens' mean. Here experts read it, too. If the steps are the cause, they alone leave few, and an uneven start alone doesn't.
 #
-# **Predict** both.
+# **Predict** what each does.
 
 # %%
 trained = load_model(STUDIED)
@@ -368,7 +368,7 @@ for name, runs in learned.items():
 figures.visits_chart({name: runs[0] for name, runs in learned.items() if name != "one alone"})
 
 # %% [markdown]
-# With *both*, two to four experts are in use (three seeds). The cause is the toy's: steps along m alone leave three, an uneven start alone seven or eight. But one alone (with half the work) has 2.7 times *neither*'s error, as in the toy's lower rows, where most stay in use. So the sum above doesn't explain this; why, we don't know.
+# With *both*, two to four experts are in use (three seeds). The cause is the toy's: steps along m alone leave three, an uneven start alone seven or eight. But one alone (with half the work) has 2.7 times *neither*'s error, as in the toy's lower rows, where most stay in use. So our measure, taken after training, doesn't foresee this; why, we don't know.
 #
 # Each remedy, *neither* included, keeps all eight, at lower errors than *both*'s.
 #
@@ -384,7 +384,7 @@ for expert in range(8):
 
 
 # %% [markdown]
-# With this seed, expert 0 takes a caption's first article, 2 its end and indefinite articles inside, 3 verbs and people, 5 prepositions and definite articles, 7 things and places. As a control, k-means finds eight groups in the teacher's inputs.
+# With this seed, expert 0 takes *Ein* and *Eine*, 2 a caption's end and indefinite articles inside, 3 verbs and some people, 5 prepositions and definite articles, 7 things and places. The others have no clear theme. As a control, k-means finds eight groups in the teacher's inputs.
 
 
 # %%
@@ -405,7 +405,7 @@ for kind, words in kinds.items():
         print(f"{kind} ({of_kind.sum()}), {name}:", [held(groups, of_kind) for groups in groupings])
 
 # %% [markdown]
-# K-means does about as well on verbs and the articles inside, and better on datives. Only the router keeps first articles nearly to themselves. So the encoder's states already sort much.
+# K-means does better on verbs and datives, and about as well on the articles inside. So the encoder's states already sort much. Only the router keeps first articles nearly to themselves.
 #
 # ### The encoder's padding isn't routed
 #
