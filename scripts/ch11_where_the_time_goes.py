@@ -472,7 +472,7 @@ assert 0.5 < operations["total"].sum() / whole < 1.2 and whole > 1.2 * floor
 speed.beyond_chart(operations, floor, whole)
 
 # %% [markdown]
-# So our step isn't good: three to four floors. (The paper's floor is by a data sheet's rate, which no product reaches.) Half of the excess is linear maps: their floor has oneDNN's rate, twice `F.linear`'s.
+# So our step isn't good: three to four floors. (The paper's floor has a data sheet's rate.) Half of the excess is linear maps: their floor has oneDNN's rate, twice `F.linear`'s.
 #
 # The parts explain nearly all of it. The grey rest is what our list lacks (embeddings, biases, ReLU, clipping), and what an operation takes more or less in a step than alone.
 #
@@ -499,7 +499,7 @@ print(f"at 256 tokens: nine attentions {attentions:.2f} s, their dropouts {dropo
 assert attentions > 3 * operations["total"]["attention"]
 
 # %% [markdown]
-# Both: they would add over a third to this page's step, from 16 tokens to 256. So did the record's, with 15% of noise: it has the same step four times, 0.95 to 1.08 s.
+# Both: they would add over a third to this page's step, from 16 tokens to 256. So did the record's, with 15% of noise: its same step takes 0.95 to 1.08 s.
 #
 # ## Summary
 #
