@@ -400,7 +400,7 @@ with_bits = make_lap(by_length, become(fused_model(), nn.Dropout, BitDropout), b
 show(duel(with_fused, with_bits, 10), "dropout from 16 bits")
 
 # %% [markdown]
-# Dropout alone becomes several times as fast: most of its time went into random numbers. In this small step no gain is seen; at full size it was 1.13.
+# Dropout alone becomes several times as fast: most of its time went into random numbers. A small step gains little by it; at full size it was 1.13.
 #
 # ## Memory: a loss that never holds all logits
 #
