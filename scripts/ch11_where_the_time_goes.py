@@ -472,7 +472,7 @@ assert 0.5 < operations["total"].sum() / whole < 1.2 and whole > 1.2 * floor
 speed.beyond_chart(operations, floor, whole)
 
 # %% [markdown]
-# So our step isn't good: three to four floors. (The paper's floor has a data sheet's rate.) Half of the excess is linear maps: their floor has oneDNN's rate, twice `F.linear`'s.
+# So our step isn't good: three to four floors. Half of the excess is linear maps: their floor has oneDNN's rate, twice `F.linear`'s.
 #
 # The parts explain nearly all of it. The grey rest is what our list lacks (embeddings, biases, ReLU, clipping), and what an operation takes more or less in a step than alone.
 #
