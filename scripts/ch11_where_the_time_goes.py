@@ -261,7 +261,7 @@ print("F.linear {:.0f}, oneDNN {:.0f} billion FLOP/s; {:.0f} billion bytes/s".fo
 # $$ \text{seconds} \;\ge\; \max\Big(\frac{\text{FLOPs}}{r},\; \frac{\text{bytes}}{w}\Big)
 #    \qquad\Longleftrightarrow\qquad \text{speed} = \frac{\text{FLOPs}}{\text{seconds}} \;\le\; \min\big(r,\; w\cdot I\big) $$
 #
-# The two limits meet at the *ridge*, $I = r/w$. Left of it memory is the lower limit (*memory-bound*), right of it arithmetic (*compute-bound*). An operation need not reach its limit.
+# The two limits meet at the *ridge*, $I = r/w$. Left of it memory sets the limit (*memory-bound*), right of it arithmetic (*compute-bound*). An operation need not reach its limit.
 
 
 # %%
@@ -354,7 +354,7 @@ speed.roofline_chart(operations, *rates)
 # > **In short.** Guess what holds an operation up, say what would refute the guess, and measure that alone.
 #
 # - *Narrow instructions* (linear maps). On this page's processor, an AMD, oneDNN calculates with 512 bits at a time. We guess that MKL uses only 256. Refuted if oneDNN stays fast with at most 256. (It reads this limit when it starts, so we ask a new process.)
-# - *Too many bytes* (Adam, attention). A chain moves `bytes / least` times the least bytes, and takes `time / fused` times its fused call's time. Refuted if these two differ by more than half.
+# - *Too many bytes* (Adam, attention). A chain moves `bytes / least` times the least bytes, and takes `time / fused` times its fused call's time. Refuted if one is over 1.5 times the other.
 # - *One slow link* (LayerNorm, dropout, loss). PyTorch's profiler times each operation of a chain alone. Refuted if none has most of the time.
 
 # %%
@@ -400,7 +400,7 @@ assert sweep["in place"].max() > 1.3 * sweep["in place"].iloc[-1]
 speed.bandwidth_chart(sweep, rates[1])
 
 # %% [markdown]
-# It was the cache: in place, the sum's speed falls to about a third. Into another tensor it has half to three quarters of that speed, into a *new* one of more than 32 MiB about a tenth.
+# It was the cache: in place, the sum's speed falls to about a third. Into another tensor it has half to three quarters of that speed, into a *new* one of 32 MiB and more about a tenth.
 #
 # ### Case: the slow subtraction
 #
@@ -472,7 +472,7 @@ assert 0.5 < operations["total"].sum() / whole < 1.2 and whole > 1.2 * floor
 speed.beyond_chart(operations, floor, whole)
 
 # %% [markdown]
-# So it isn't good: 3.7 floors. The floor is 27% of it (the paper's: 32%). Half of the excess is linear maps: their floor has oneDNN's rate, twice `F.linear`'s.
+# So our step isn't good: three to four floors. Half of the excess is linear maps: their floor has oneDNN's rate, twice `F.linear`'s.
 #
 # The parts explain nearly all of it. The grey rest is what our list lacks (embeddings, biases, ReLU, clipping), and what an operation takes more or less in a step than alone.
 #
@@ -480,7 +480,7 @@ speed.beyond_chart(operations, floor, whole)
 #
 # > **In short.** Change one size only, and compare what FLOPs predict with what time does.
 #
-# `results/speed-growth.json` is of another machine with two threads, as it comes. The other sizes stay at 32 tokens a sentence, 2,048 a side, D = 256, 3 + 3 layers. **Predict.** Which costs more: 32 times the length (and a 32nd as many sentences), or 12 times the width?
+# `results/speed-growth.json` is of another machine with two threads, as it comes but for a fused Adam. The other sizes stay at 32 tokens a sentence, 2,048 a side, D = 256, 3 + 3 layers. **Predict.** Which costs more: 32 times the length (and a 32nd as many sentences), or 12 times the width?
 
 # %%
 speed.growth_chart(load_record("speed-growth")["points"])
@@ -499,7 +499,7 @@ print(f"at 256 tokens: nine attentions {attentions:.2f} s, their dropouts {dropo
 assert attentions > 3 * operations["total"]["attention"]
 
 # %% [markdown]
-# Both: they would add a third to this page's step. The record's grew by half, with 15% of noise: it has the same step four times, 0.95 to 1.08 s.
+# Both: they would add over a third to this page's step, from 16 tokens to 256. So did the record's, with 15% of noise: its same step takes 0.95 to 1.08 s.
 #
 # ## Summary
 #
@@ -541,7 +541,7 @@ check(stopwatch)
 # <details><summary>An answer</summary>
 #
 # 1. 60 / 3 = 20 FLOPs per byte.
-# 2. $6 \cdot 48.3\cdot10^6 \cdot 2048 = 5.9\cdot10^{11}$ FLOPs, 9.9 ms; Adam's $28 \cdot 48.3\cdot10^6$ bytes, 0.5 ms: 10.4 ms. `least_seconds` says 10.7 ms, since attention's own products are limited by memory.
+# 2. $6 \cdot 48.3\cdot10^6 \cdot 2048 = 5.9\cdot10^{11}$ FLOPs, 9.9 ms; Adam's $28 \cdot 48.3\cdot10^6$ bytes, 0.5 ms: 10.3 ms. `least_seconds` says 10.7 ms, since attention's own products are limited by memory.
 # 3. Each weight (4 bytes) is read for 2 FLOPs: half a FLOP per byte. That allows 2.5% of the rate. With n sentences the intensity is nearly n/2. It passes 20 at n = 45.
 #
 # </details>

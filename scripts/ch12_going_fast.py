@@ -72,7 +72,7 @@ COMPILED = Late("scripts.fast.compiled")  # imported at first use: its package i
 #
 # > **In short.** "Faster" is a ratio of two programs' times, taken in turns. A program that races itself shows what chance does to the ratio.
 #
-# A *duel* times two programs that compute the same numbers. In each round both run once, and only the ratio of their times counts: a slow machine stretches both. One disturbed run hardly moves the median of all rounds. We count the processor's seconds (`time.process_time`), without other programs'.
+# A *duel* times two programs that compute the same numbers. In each round both run once, and only the ratio of their times counts: a slow machine stretches both. We count the processor's seconds (`time.process_time`), without other programs'.
 #
 # **Your turn.** Write `duel`. Both run once to warm up. Then `before` begins the first round, `after` the second, and so on: whoever runs first leaves data in the cache.
 
@@ -149,9 +149,10 @@ def make_lap(batches, model=None, half=False, fused=None) -> Callable[[], None]:
 
 # %%
 def show(ratios: list[float], what: str, at_least: float = 0.0) -> None:
-    """Print a duel's median and range, and check the median."""
-    middle = np.median(ratios)
-    print(f"duel: {middle:.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f}): {what}")
+    """Print a duel's median and range, and whether a gain is seen; check the median."""
+    middle, low, high = np.median(ratios), min(ratios), max(ratios)
+    seen = "" if low > max(control) else ", no gain seen"
+    print(f"duel: {middle:.2f} times as fast ({low:.2f} to {high:.2f}{seen}): {what}")
     assert middle > at_least, "slower than any of our machines: does something else run?"
 
 
@@ -159,10 +160,10 @@ rng = random.Random(0)
 pairs = [random_pair(rng) for _ in range(96)]
 to_longest = [make_batch(pairs[i : i + 32]) for i in (0, 32, 64)]
 lap = make_lap(to_longest[:1])
-show(duel(lap, lap), "the same again", at_least=0.8)
+show(control := duel(lap, lap), "the same again", at_least=0.8)
 
 # %% [markdown]
-# What a program gains over itself is chance. So we believe no gain below 1.1.
+# What a program gains over itself is chance. So a gain is *seen* only if all its ratios exceed all of these.
 #
 # ## The staircase
 #
@@ -189,7 +190,7 @@ show(duel(lap, lap), "the same again", at_least=0.8)
 staircase.lines_chart(stairs := load_record("speed-stairs"))
 
 # %% [markdown]
-# The table compares each stair with the one below it: median and range of seven rounds. In the last row the finished program races itself. A gain is *seen* if all seven ratios exceed each of that row.
+# The table compares each stair with the one below it: median and range of seven rounds. In the last row the finished program races itself: the control of these duels.
 
 # %%
 staircase.stairs_table(stairs)
@@ -197,7 +198,7 @@ staircase.stairs_table(stairs)
 # %% [markdown]
 # Padding to the longest, 16 bits and sorting gain most. Where the table says *no*, chance alone could do as much.
 #
-# From *fused parts* on, the race ran our library's versions of the tricks (`scripts/fast`; with them on both sides *fused parts* gain 1.15). All other lines of these files count in the last stair; 339 of them are C.
+# From *fused parts* on, the race ran our library's versions of the tricks (`scripts/fast`). All other lines of these files count in the last stair; 339 of them are C.
 #
 # ## Padding
 #
@@ -230,7 +231,7 @@ show(duel(make_lap(to_72), make_lap(to_longest), 3), "padded to the longest", at
 show(duel(make_lap(to_longest), make_lap(by_length), 4), "sorted by length", at_least=1.1)
 
 # %% [markdown]
-# Loss and norm stay, and both stairs make a lap much faster. At full size padding fell from 78% of a batch to 45%, and sorting left 1% (the same record). The larger share of real tokens explains 2.6 and 1.8 of the two gains. Sorting keeps the sum over all pairs, not each step's gradient: one step now sees short sentences, another long ones.
+# Loss and norm stay, and both stairs make a lap much faster. At full size padding fell from 78% of a batch to 45%, and sorting left 1% (the same record). So 2.6 and 1.8 of the two gains are real tokens; the rest is Adam, whose step now serves more pairs. Sorting keeps the sum over all pairs, not each step's gradient: one step now sees short sentences, another long ones.
 #
 # ## One line: 16 bits
 #
@@ -245,13 +246,13 @@ what, at_least = ("autocast", 1.1) if bf16 else ("skipped: no 16-bit products he
 show(duel(make_lap(by_length), make_lap(by_length, half=bf16)), what, at_least)
 
 # %% [markdown]
-# Do 16 bits learn as well? In two pairs of trainings with our own 16-bit step the loss was as low, and BLEU on validation 0.1 and 0.9 lower ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). Two pairs can't tell this from chance.
+# Do 16 bits learn as well? In two pairs of trainings with our own 16-bit step the loss was as low, and BLEU on the test 0.3 and 0.4 lower ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). Two pairs can't tell this from chance.
 #
 # ## One call: keep memory
 #
 # > **In short.** The C library gives a large freed tensor's memory back to the operating system. The next tensor gets new pages, which the system clears first.
 #
-# In chapter 11 new pages took most of the loss's time. What do they cost a whole step? glibc, the C library of most Linux systems, can keep freed memory. By default it comes to give back each tensor above 32 MiB (`USUAL`). So we make a batch of 40 pairs, whose logits, as 32-bit numbers, are larger.
+# In chapter 11 new pages took most of the loss's time. What do they cost a whole step? glibc, the C library of most Linux systems, can keep freed memory. Its usual limit rises to 32 MiB as a program runs; larger tensors are always given back (`USUAL`). So we make a batch of 40 pairs, whose logits, as 32-bit numbers, are larger.
 #
 # The settings hold for the whole process. So each program takes four laps: only the first pays for what the other gave back. If the pages go and the time stays, pages cost little.
 
@@ -289,9 +290,9 @@ assert not keep_memory() or pages["memory kept"] < pages["as usual"] / 2  # and 
 #
 # ## PyTorch's fused parts
 #
-# > **In short.** A *kernel* is one compiled loop over a tensor. Five kernels read and write their numbers five times, one *fused* kernel once.
+# > **In short.** A *kernel* is one compiled loop over a tensor. Each reads and writes its numbers; a *fused* kernel does several kernels' work in one pass.
 #
-# Chapter 4's LayerNorm takes five kernels. `F.layer_norm` is one: it does everything while a vector is in the cache. `Adam(fused=True)` updates all weights in one pass.
+# Five kernels of chapter 4's LayerNorm pass over the whole tensor, one of them slowly (`var_mean`, chapter 11). `F.layer_norm` is one kernel. `Adam(fused=True)` updates all weights in one pass.
 
 
 # %%
@@ -346,19 +347,18 @@ for p in (0.0, 0.1):
 #
 # > **In short.** PyTorch's compiler fuses small operations, in one line. Which gain, only a race can tell.
 #
-# `torch.compile(f)` records the operations of `f`, then writes and compiles C++ that does them in few passes. A whole step compiles long, so here are two pieces. **Predict.** Which gains more: LayerNorm with ReLU, or dropout?
+# `torch.compile(f)` records the operations of `f`, then writes and compiles C++ that does them in few passes. A whole step compiles long, so here are two pieces. **Predict.** Which gains most: chapter 4's LayerNorm with ReLU, PyTorch's, or dropout?
 
 # %%
 norm, x = LayerNorm(512).requires_grad_(False), torch.randn(1024, 512)
 pieces = {"LayerNorm and ReLU": lambda: norm(x).relu(), "dropout": lambda: F.dropout(x, 0.1)}
-if shutil.which("g++"):
+pieces["F.layer_norm and ReLU"] = lambda: F.layer_norm(x, x.shape[-1:]).relu()
+if shutil.which("g++"):  # which the compiler needs
     for name, piece in pieces.items():
         show(duel(piece, torch.compile(piece), 20), f"{name}, compiled")
-else:
-    print("duel: skipped, as there is no C++ compiler")
 
 # %% [markdown]
-# LayerNorm and ReLU become one kernel, many times as fast. Dropout gets *slower*: the C++ makes its random numbers one at a time (`normalized_rand_cpu` in [its source](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/codegen/cpp.py)).
+# LayerNorm and ReLU become one kernel, many times as fast. Most of this is `var_mean`: beside PyTorch's norm, which avoids it, too, the compiler gains far less. Dropout gets *slower*: the C++ makes its random numbers one at a time.
 #
 # ## What dropout costs
 #
@@ -400,7 +400,7 @@ with_bits = make_lap(by_length, become(fused_model(), nn.Dropout, BitDropout), b
 show(duel(with_fused, with_bits, 10), "dropout from 16 bits")
 
 # %% [markdown]
-# On our AMD processors dropout becomes several times as fast: most of its time went into random numbers. What the step gains here, chance could do.
+# Dropout alone becomes several times as fast: most of its time went into random numbers. A small step gains little by it; at full size it was 1.13.
 #
 # ## Memory: a loss that never holds all logits
 #
@@ -429,7 +429,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         by_x, by_weight, by_bias = map(torch.zeros_like, (x, weight, bias))
         parts = [tensor.split(chunk) for tensor in (x, labels[:, None], by_x)]
         for rows, label, by_rows in zip(*parts, strict=True):
-            logits = F.linear(rows, weight, bias).to(weight.dtype)  # z (n, V), never 16 bits
+            logits = F.linear(rows, weight, bias).to(weight.dtype)  # z (n, V), for sums in 32 bits
             log_z = logits.logsumexp(dim=1, keepdim=True)  # log Σ exp z, (n, 1)
             nll += (log_z - logits.gather(1, label)).sum()
             uniform += (log_z - logits.mean(dim=1, keepdim=True)).sum()
@@ -482,13 +482,13 @@ with torch.autocast("cpu", torch.bfloat16):
 torch.testing.assert_close(*in_16_bits, rtol=1e-4, atol=0.0)
 
 # %% [markdown]
-# The textbook's loss holds five. As a stair, chunks save hardly any time. In the finished program they gain 1.16 and save nearly half the memory ([record](../results/speed-steps.json), 16 bits). There C computes their softmax, on two threads.
+# The textbook's loss holds five, PyTorch's three: it is one line, and the faster here. Chunks hold less than one. They buy memory: nearly half of the finished program's ([record](../results/speed-steps.json), 16 bits).
 #
 # ## Rows instead of rectangles
 #
 # > **In short.** Only attention and positions need to know where a sentence begins. All other layers can take a list of real tokens, without padding.
 #
-# Sometimes the order is given, and batches keep their padding. So a batch becomes rows (N, D), one for each real token. Attention spreads them into a rectangle, and gathers them again.
+# Where batches can't be sorted, they keep their padding. So a batch becomes rows (N, D), one for each real token. Attention spreads them into a rectangle, and gathers them again.
 #
 # **Your turn.** Write `Layout`.
 
@@ -537,7 +537,7 @@ ratios = duel(lambda: layer(cells).sum().backward(), lambda: by_rows().sum().bac
 show(ratios, f"a feed-forward layer alone, by rows; {1 - real.double().mean():.0%} was padding")
 
 # %% [markdown]
-# This batch isn't sorted, so rows gain much. At full size 1% was padding. *Products by hand*, `LinearProduct` in [`scripts/fast`](../scripts/fast/fast.py), keeps rows in 16 bits where autocast converts back and forth. As stairs neither gains.
+# This batch isn't sorted, so rows gain much. At full size 1% was padding, and no gain was seen. Nor was one for *products by hand*: `LinearProduct` in [`scripts/fast`](../scripts/fast/fast.py) keeps rows in 16 bits where autocast converts back and forth.
 #
 # ## Last, C
 #
@@ -601,13 +601,13 @@ else:
 #
 # > **In short.** "How many times as fast?" asks about a trick *and* a program.
 #
-# Another race took each trick out of the finished program, with two threads, in 32 bits and in 16 ([record](../results/speed-steps.json)). If a factor were the trick's own, both would find the same. In 16 bits the step takes half as long. **Predict.** Which factors grow there, and which shrink? (The order was fixed, and in 16 bits the control is 2% low.)
+# Another race took one trick at a time out of the finished program, with two threads, in 32 bits and in 16 ([record](../results/speed-steps.json)). If a factor were the trick's own, both would find the same. In 16 bits the step takes half as long. **Predict.** Which factors grow there, and which shrink? (*ms*: milliseconds saved. In C's place run PyTorch's dropout and fused attention, and chapter 4's LayerNorm.)
 
 # %%
 staircase.savings(load_record("speed-steps"))
 
 # %% [markdown]
-# The rows overlap: *all loops* include the two rows of attention and dropout. Dropout in C, with ReLU or the sum in the same pass, saves about 90 milliseconds of either step. **Where a trick saves as much of a shorter step, its factor grows.** The first five do. **Where 16 bits do a trick's work, its factor shrinks.** oneDNN is a library whose 32-bit products are faster here than PyTorch's usual ones; for 16 bits PyTorch takes it anyway. (Kept memory shrinks, too; why, we haven't tested.)
+# (C's attention needs rows, so without rows neither runs.) **Where a trick saves as much of a shorter step, its factor grows.** The first five do. **Where 16 bits do a trick's work, its factor shrinks.** oneDNN is a library whose 32-bit products are faster here than PyTorch's usual ones; for 16 bits PyTorch takes it anyway.
 #
 # ### Against others
 #
@@ -617,7 +617,7 @@ staircase.savings(load_record("speed-steps"))
 staircase.peers_table(load_record("speed-peers"), load_record("speed-compiled"))
 
 # %% [markdown]
-# Ours is the fastest. The next, x-transformers compiled, takes 1.7 times as long and 1.4 times the memory. Ours alone has the fused Adam, worth 1 to 3% against the control above.
+# Ours is the fastest. `torch.compile` makes two of the four slower, and none faster. The next, x-transformers compiled, takes 1.7 times as long and 1.4 times the memory. Ours alone has the fused Adam, worth 1 to 3% against the control above.
 #
 # ## A GPU
 #
@@ -635,7 +635,7 @@ staircase.peers_table(load_record("speed-peers"), load_record("speed-compiled"))
 (stages := staircase.stages_table(load_record("gpu-waterfall-small")["stages"]))
 
 # %% [markdown]
-# The recording makes a step nine times as fast: the CPU's work for a kernel takes longer than the kernel. It takes nearly twice the memory ([record](../results/gpu-waterfall-small.json)). 16 bits even cost time, in all five rounds: their conversions are kernels, too.
+# The recording makes a step nine times as fast: the CPU's work for a kernel takes longer than the kernel. It takes nearly twice the memory ([record](../results/gpu-waterfall-small.json)). 16 bits even cost time, in all five rounds. *Few shapes* are no gain of their own, but make recording possible.
 
 # %%
 staircase.launches_chart(stages)
@@ -643,7 +643,7 @@ staircase.launches_chart(stages)
 # %% [markdown]
 # ## To 40 BLEU
 #
-# From nothing to a translator on two cores: tokenizer, training and validation, with three seeds. The recipe has a narrower model, and Muon for Adam. Can you be faster ([rules and recipe](../docs/speedrun.md))?
+# From nothing to a translator on two cores: tokenizer, training and validation, with three seeds. The recipe has a narrower model, and [Muon](ch10_judging.ipynb) for Adam. Can you be faster ([rules and recipe](../docs/speedrun.md))?
 
 # %%
 for run in load_record("speedrun-cpu-1")["runs"]:
@@ -653,7 +653,7 @@ for run in load_record("speedrun-cpu-1")["runs"]:
 # ## Summary
 #
 # - A trick counts if it computes the same numbers, up to rounding, and its ratios lie beyond the control's.
-# - Begin with what costs few lines: padding, 16 bits, kept memory, fused parts, sorting, dropout from 16 bits. 55 lines bring 15, the next 950 only 1.4.
+# - Begin with what costs few lines: padding, 16 bits, kept memory, fused parts, sorting, dropout from 16 bits. 55 lines make a step 15 times as fast, the next 950 only 1.4 times.
 # - Ask what a fused operation does with *your* settings: on a CPU dropout rules out PyTorch's fast attention.
 # - On a GPU a small model waits for launches: recording a step makes it nine times as fast.
 #
@@ -685,7 +685,7 @@ check(packed_attention)
 #
 # <details><summary>Answer</summary>
 #
-# The control: a program against itself, in the same order. In [a race](../results/speed-steps.json) with a fixed order, its five ratios in 16 bits were all below 1, by 1 to 4%. So 1.02 may be the order's. Alternate, or swap the two and race again.
+# The control: a program against itself, in the same order. If it finds 1.02, too, that is the order's. Alternate, or swap the two and race again.
 #
 # </details>
 #

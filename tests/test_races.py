@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from conftest import ROOT
@@ -199,13 +198,9 @@ def test_what_chapter_12_says_of_others_and_of_the_finished_program():
     assert (slower, faster) == ({"textbook", "MarianMTModel"}, set())
     half = load_record("speed-steps")["half"]["reports"]
     sizes = [half[name]["peak_bytes"] / 2**20 for name in ("ours", "without loss in chunks")]
-    assert [*map(round, sizes)] == [443, 793]
-    assert round(half["without loss in chunks"]["times"], 2) == 1.16
+    assert 0.5 < sizes[0] / sizes[1] < 0.6
     control, adam = half["ours again"]["rounds"], half["without the fused Adam"]["rounds"]
     assert min(adam) < max(control)  # no more than chance
-    stairs = load_record("speed-stairs")["reports"]
-    alone = np.divide(stairs["the fast path, all off"]["rounds"], stairs["fused parts"]["rounds"])
-    assert round(np.median(alone), 2) == 1.15
 
 
 # Decoding.
