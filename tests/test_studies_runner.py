@@ -157,7 +157,9 @@ def test_a_plan_wants_the_runs_that_its_record_counts(study):
         best = min((lr for lr in losses if {lr / 2, 2 * lr} <= {*losses}), key=losses.get)
         assert losses[best / 2] >= losses[best] <= losses[2 * best]
         if not these(runs, **place, seed=SWEEPS[-1]):  # no finer sweep
-            assert {run["lr"] for run in these(runs, **place) if run["seed"] not in SWEEPS} <= {best}
+            assert {run["lr"] for run in these(runs, **place) if run["seed"] not in SWEEPS} <= {
+                best
+            }
 
 
 def test_the_grids_rates_lie_between_those_of_its_corners():
