@@ -185,7 +185,9 @@ class Study:
             plan = Plan(record["runs"])
             self.plan(plan)
             record["runs"] = [
-                run for run in plan.runs if any(t.items() <= run.items() for t in plan)
+                run
+                for run in plan.runs
+                if run.get("seed", 0) not in SEEDS or any(t.items() <= run.items() for t in plan)
             ]
             save_record(self.name, record, folder)
         print(f"{len(record['runs'])} runs are on record, {len(missing)} more are wanted so far")
