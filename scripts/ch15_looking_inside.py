@@ -362,7 +362,7 @@ record = load_record("heads-multi30k")
 head_shares_chart(record)
 
 # %% [markdown]
-# - **Positional heads**: weak ones. None gives half to a neighbour, but four encoder heads give 31 to 42% to the previous token, about five times the even share. Six look, less, at the next one. (Some may join a word's pieces. In the decoder three give as much, but there even attention gives 17%.)
+# - **Positional heads**: weak ones. None gives half to a neighbour, but four encoder heads give 31 to 42% to the previous token, about five times the even share. Six look, less, at the next one. (Some may join a word's pieces.)
 # - **Sinks** on a separator: only a trace. In the decoder 1.4 and 1.7 give `<s>` twice the even share; no head of cross-attention gives `</s>` over 1.3 times the even share. (The full stop isn't counted.)
 #
 # ## Does a head know which word translates which?
@@ -601,7 +601,7 @@ for name in ("IBM Model 1", "the best head"):
     )
 
 # %% [markdown]
-# No. Both do better on such words, and Model 1 stays as far ahead. So being shown the word doesn't explain its lead. What remains: it is a whole method, the head one of 24.
+# No. Both do better on such words, and Model 1 stays as far ahead. So being shown the word doesn't explain its lead.
 #
 # ## Six of 72 dossiers
 #

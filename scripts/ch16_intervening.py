@@ -384,7 +384,7 @@ halves_chart({"our 50 captions": ours, "1,014 validation pairs": theirs}, "all 2
 # %% [markdown]
 # 1. *Does any large change do harm?* No: noise costs far less than silence. Nor are the zeros to blame: with each head's mean instead, 2.41 are lost.
 # 2. *Is everything said louder than needed?* Yes: halving costs little.
-# 3. *Do heads stand in for one another?* On validation either twelve cost about 0.2 nats, little more than all halved. So the other twelve do nearly all of the work. Whether they say the same, or are loud enough alone, this doesn't tell.
+# 3. *Do heads stand in for one another?* On validation either twelve cost about 0.2 nats, little more than all halved. So the other twelve do nearly all of the work.
 #
 # **Your prediction.** On our captions the best aligners are missed *more* than the worst, on validation *less*. On our captions random halves differ as much (up to 0.063). So we can't say that aligning matters.
 #

@@ -360,7 +360,7 @@ pd.DataFrame(lines, columns=columns).set_index(columns[:2])
 # - **Few labels.** The lead is widest at 100 labels: there the pretrained encoder errs in 3.2%, the bag in 10.2%. (533 more chose the settings.) With 1,000 it errs on average no more often than the others with all. With all, 940 test captions are too few to be sure of its lead.
 # - **No label.** The three masked models err in 3.8% of the captions on average, clearly less often than counts of words. That 100 labels help beyond this isn't shown. A bag of all labels, which knows only words and neighbours, errs no more often. So this success doesn't prove grammar.
 #
-# All pretrained encoders began as one masked model, of seed 1: the chance of its training isn't counted. How much of the lead comes from having been asked about verbs, the record can't say (exercise 2).
+# All pretrained encoders began as one masked model, of seed 1: the chance of its training isn't counted.
 #
 # ## Translating with one stack
 #

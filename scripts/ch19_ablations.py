@@ -569,7 +569,7 @@ print("not in", ", ".join(signs[~signs].index))
 # - **Width** helps most: `d_model` 128 has the lowest loss, 0.24 nats below the base, and 33.1 BLEU against 30.1. (Its layers hold 2.8 times as many parameters.) Half the width costs 0.39.
 # - **Without residual roads** the harm is greatest: the model hardly learns (2 BLEU), even with only two layers a side and a rate of its own. Without them all positions become alike before training (chapter 5).
 # - **Without $1/\sqrt{d_k}$** the loss is 0.20 nats higher, though $d_k$ is only 16.
-# - **Warm-up** is worth 0.10 nats to the base, which is pre-norm, and 0.15 to post-norm. With rates in steps of 2 it seemed to be 0.18 and 0.17: half of what the base seemed to lose was a rate too high. Post-norm itself costs 0.15.
+# - **Warm-up** is worth 0.10 nats to the base, which is pre-norm, and 0.15 to post-norm. With rates in steps of 2 it seemed to be 0.18 and 0.17. Post-norm itself costs 0.15.
 # - **Positions** are needed in the encoder: 25 BLEU without. In the decoder they are worth 0.03 nats. Learned positions make no visible difference, here or in the paper.
 # - **Heads**: one, two and eight aren't told apart from four; sixteen, of four numbers each, are worse. So are shorter keys for four heads.
 # - **Depth**: one layer is 0.10 behind, and four a side are 0.05 behind: five passes may be too few for them. The paper's eight layers change next to nothing.

@@ -604,8 +604,8 @@ def ablation_rates_chart(sweeps: pd.DataFrame) -> alt.TopLevelMixin:
     return titled(
         heatmap(above.to_numpy(), [*best.index], rates, **names, **look),
         "Each row has its own best rate: the narrow model's is four times the wide one's",
-        "Validation loss above the row's lowest; grey: not tried. One seed; in rows with steps of √2, "
-        "where two were tried, their mean.",
+        "Validation loss above the row's lowest; grey: not tried. One seed; in rows with steps of "
+        "√2, where two were tried, their mean.",
     )
 
 
