@@ -583,7 +583,7 @@ def ablation_chart(
         layers += [mark.encode(color=color), text]
     return titled(
         alt.layer(*layers).properties(width=430, height=20 * len(order)),
-        f"{count['better']} of {len(judged)} changes help beyond chance, {count['worse']} harm",
+        f"{count['better']} of {len(judged)} changes lower the loss for sure, {count['worse']} raise it",
         f"Each dot is a run; where runs agree, fewer show. The base has {len(losses[base])} seeds. "
         "Letters name the groups of the paper's Table 3. A triangle marks a mean further right.",
         wrap=84,
@@ -603,7 +603,7 @@ def ablation_rates_chart(sweeps: pd.DataFrame) -> alt.TopLevelMixin:
     look = {"domain": (0, 0.5), "texts": texts, "cell": (44, 24)}
     return titled(
         heatmap(above.to_numpy(), [*best.index], rates, **names, **look),
-        "Each row has its own best rate: the narrow model's is four times the wide one's",
+        "Rows differ in their best rate: the narrow model's is four times the wide one's",
         "Validation loss above the row's lowest; grey: not tried. One seed; in rows with steps of "
         "√2, where two were tried, their mean.",
     )
