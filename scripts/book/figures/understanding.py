@@ -583,7 +583,8 @@ def ablation_chart(
         layers += [mark.encode(color=color), text]
     return titled(
         alt.layer(*layers).properties(width=430, height=20 * len(order)),
-        f"{count['better']} of {len(judged)} changes lower the loss for sure, {count['worse']} raise it",
+        f"{count['better']} of {len(judged)} changes clearly lower the loss, "
+        f"{count['worse']} raise it",
         f"Each dot is a run; where runs agree, fewer show. The base has {len(losses[base])} seeds. "
         "Letters name the groups of the paper's Table 3. A triangle marks a mean further right.",
         wrap=84,
