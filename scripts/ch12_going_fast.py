@@ -231,7 +231,7 @@ show(duel(make_lap(to_72), make_lap(to_longest), 3), "padded to the longest", at
 show(duel(make_lap(to_longest), make_lap(by_length), 4), "sorted by length", at_least=1.1)
 
 # %% [markdown]
-# Loss and norm stay, and both stairs make a lap much faster. At full size padding fell from 78% of a batch to 45%, and sorting left 1% (the same record). So 2.6 and 1.8 of the two gains are real tokens; the rest is Adam, whose step now serves more pairs. Sorting keeps the sum over all pairs, not each step's gradient: one step now sees short sentences, another long ones.
+# Loss and norm stay, and both stairs make a lap much faster. At full size padding fell from 78% of a batch to 45%, and sorting left 1% (the same record). Real tokens explain 2.6 and 1.8 of the two gains. Attention's work grows with the square of the width, which may be the rest of the first. Sorting keeps the sum over all pairs, not each step's gradient: one step now sees short sentences, another long ones.
 #
 # ## One line: 16 bits
 #
@@ -246,7 +246,7 @@ what, at_least = ("autocast", 1.1) if bf16 else ("skipped: no 16-bit products he
 show(duel(make_lap(by_length), make_lap(by_length, half=bf16)), what, at_least)
 
 # %% [markdown]
-# Do 16 bits learn as well? In two pairs of trainings with our own 16-bit step the loss was as low, and BLEU on the test 0.3 and 0.4 lower ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). Two pairs can't tell this from chance.
+# Do 16 bits learn as well? In two pairs of trainings with our own 16-bit step the loss was as low, and BLEU on the test of 2016 0.3 and 0.4 lower ([record](../results/precision-multi30k.json), [earlier](../results/archive/precision-multi30k-earlier.json)). Two pairs can't tell this from chance.
 #
 # ## One call: keep memory
 #
@@ -347,7 +347,7 @@ for p in (0.0, 0.1):
 #
 # > **In short.** PyTorch's compiler fuses small operations, in one line. Which gain, only a race can tell.
 #
-# `torch.compile(f)` records the operations of `f`, then writes and compiles C++ that does them in few passes. A whole step compiles long, so here are two pieces. **Predict.** Which gains most: chapter 4's LayerNorm with ReLU, PyTorch's, or dropout?
+# `torch.compile(f)` records the operations of `f`, then writes and compiles C++ that does them in few passes. A whole step compiles long, so here are three pieces. **Predict.** Which gains most: chapter 4's LayerNorm with ReLU, PyTorch's, or dropout?
 
 # %%
 norm, x = LayerNorm(512).requires_grad_(False), torch.randn(1024, 512)
@@ -482,7 +482,7 @@ with torch.autocast("cpu", torch.bfloat16):
 torch.testing.assert_close(*in_16_bits, rtol=1e-4, atol=0.0)
 
 # %% [markdown]
-# The textbook's loss holds five, PyTorch's three: it is one line, and the faster here. Chunks hold less than one. They buy memory: nearly half of the finished program's ([record](../results/speed-steps.json), 16 bits).
+# The textbook's loss holds five, PyTorch's three: it is one line, and the faster here. Chunks hold less than one. They buy memory: without them the finished program takes 1.8 times as much ([record](../results/speed-steps.json), 16 bits).
 #
 # ## Rows instead of rectangles
 #
@@ -601,13 +601,13 @@ else:
 #
 # > **In short.** "How many times as fast?" asks about a trick *and* a program.
 #
-# Another race took one trick at a time out of the finished program, with two threads, in 32 bits and in 16 ([record](../results/speed-steps.json)). If a factor were the trick's own, both would find the same. In 16 bits the step takes half as long. **Predict.** Which factors grow there, and which shrink? (*ms*: milliseconds saved. In C's place run PyTorch's dropout and fused attention, and chapter 4's LayerNorm.)
+# Another race took one trick at a time out of the finished program, with two threads, in 32 bits and in 16 ([record](../results/speed-steps.json)). If a factor were the trick's own, both would find the same. In 16 bits the step takes half as long. **Predict.** Which factors grow there, and which shrink? (*ms*: milliseconds saved. In C's place run PyTorch's dropout and attention, and chapter 4's LayerNorm.)
 
 # %%
 staircase.savings(load_record("speed-steps"))
 
 # %% [markdown]
-# (C's attention needs rows, so without rows neither runs.) **Where a trick saves as much of a shorter step, its factor grows.** The first five do. **Where 16 bits do a trick's work, its factor shrinks.** oneDNN is a library whose 32-bit products are faster here than PyTorch's usual ones; for 16 bits PyTorch takes it anyway.
+# (C's attention needs rows, so without rows neither runs. In 16 bits the control itself leans by 2%.) **Where a trick saves as much of a shorter step, its factor grows.** The first four do. **Where 16 bits do a trick's work, its factor shrinks.** oneDNN is a library whose 32-bit products are faster here than PyTorch's usual ones; for 16 bits PyTorch takes it anyway.
 #
 # ### Against others
 #
@@ -635,7 +635,7 @@ staircase.peers_table(load_record("speed-peers"), load_record("speed-compiled"))
 (stages := staircase.stages_table(load_record("gpu-waterfall-small")["stages"]))
 
 # %% [markdown]
-# The recording makes a step nine times as fast: the CPU's work for a kernel takes longer than the kernel. It takes nearly twice the memory ([record](../results/gpu-waterfall-small.json)). 16 bits even cost time, in all five rounds. *Few shapes* are no gain of their own, but make recording possible.
+# The recording makes a step nine times as fast: the CPU's work for a kernel takes longer than the kernel. It takes nearly twice the memory ([record](../results/gpu-waterfall-small.json)). 16 bits gain nothing.
 
 # %%
 staircase.launches_chart(stages)

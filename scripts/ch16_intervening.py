@@ -281,7 +281,7 @@ bet = ["encoder 2.1", "cross 1.7", "decoder 3.6", "encoder 3.2", "cross 2.8", "c
 map_and_worth_chart(of_kind, bet, record["splits"]["val"])
 
 # %% [markdown]
-# A star marks a ρ beyond chance, with all six tested at once. In the encoder sharp heads are worth more, and so are heads that look at the previous token. Often these are the same heads: we can't tell which of the two matters.
+# A star marks a ρ beyond chance, with all six tested at once. In the encoder sharp heads are worth more, and so are heads that look at the previous token. Without the four heads that look there most, ρ is still −0.60 for entropy. But the two numbers go together, so we can't tell which of them matters.
 #
 # Elsewhere no ρ has a star. But there a worth's error is nearly as large as the differences between heads, so the test may miss an order.
 #
@@ -303,7 +303,7 @@ together_chart(record["groups"][:3], record["splits"]["val"])  # the other group
 #
 # 1. *A large change does harm, whatever it is.* Test: beside what the heads say, add **noise**, a random vector of the same length.
 # 2. *Everything is said louder than needed.* Test: **halve** what all 24 heads say.
-# 3. *Heads stand in for one another*: what one says, others say, too. Test: silence twelve heads. If they don't, twelve silent heads should cost much more than all halved, though both take half away.
+# 3. *Heads stand in for one another*: others can do its work. Test: silence twelve heads. If they don't, twelve silent heads should cost much more than all halved, though both take half away.
 #
 # The twelve are the four best aligners of each layer, or the four worst. To judge their difference we also take random halves.
 #
@@ -382,11 +382,11 @@ theirs = {name: (cost, study["errors"][name]) for name, cost in study["costs"].i
 halves_chart({"our 50 captions": ours, "1,014 validation pairs": theirs}, "all 24 silent")
 
 # %% [markdown]
-# 1. *Does any large change do harm?* No: noise costs far less than silence. Nor are the zeros to blame: with each head's mean instead, 2.41 are lost.
+# 1. *Does any large change do as much harm?* No: noise costs far less than silence. Nor are the zeros to blame: with each head's mean instead, 2.41 are lost.
 # 2. *Is everything said louder than needed?* Yes: halving costs little.
-# 3. *Do heads stand in for one another?* On validation either twelve cost about 0.2 nats, little more than all halved. So the other twelve do nearly all of the work.
+# 3. *Do heads stand in for one another?* On validation either twelve cost about 0.2 nats, near the 0.15 of all halved. So the other twelve do nearly all of the work.
 #
-# **Your prediction.** On our captions the best aligners are missed *more* than the worst, on validation *less*. On our captions random halves differ as much (up to 0.063). So we can't say that aligning matters.
+# **Your prediction.** On our captions the best aligners are missed *more* than the worst, on validation *less*. On our captions random halves differ as much (up to 0.063); on validation we drew none. So we can't say that aligning matters.
 #
 # ## Patch
 #
@@ -562,13 +562,13 @@ lens_losses_chart(losses.tolist(), other_losses.tolist(), math.log(log_p.size(-1
 # %% [markdown]
 # The lens begins at 25.8 nats, far worse than an even guess, mostly since it insists on the word just read; without that word at 11.8. So much of what layer 1 "adds" is unsaying it.
 #
-# They don't agree: on the second line, too, each sublayer of layers 1 and 2 gains several times what its cut costs. One layer's cross-attention costs at most 0.1 nats, all three cost 3.2: layers, too, stand in for one another.
+# In order the two numbers mostly agree: layer 1's feed-forward layer gains most and costs most. In size they don't: on the second line, too, each sublayer of layers 1 and 2 gains several times what its cut costs. One layer's cross-attention costs at most 0.1 nats, all three cost 3.2: layers, too, stand in for one another.
 #
 # ## Summary
 #
 # - In this model's encoder sharp heads are worth more. In cross-attention half of the heads do nearly all of the work of all, and so do two of three layers.
 # - Patching shows what a vector carries: in our pair, *her* rests on two German words.
-# - Reading shows how an answer forms, first by unsaying the word just read; not what the model needs.
+# - Reading shows how an answer forms, first by unsaying the word just read; not how much the model needs a part.
 #
 # ## What the paper did that we don't
 #
