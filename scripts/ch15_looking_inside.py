@@ -658,7 +658,7 @@ pd.concat([lines.loc[some], even])[numbers].round(2)
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# The second layer looks at what the first made of the words. *Attention rollout* (Abnar and Zuidema 2020) follows the weights down to the words: average each layer's heads, mix this half and half with the identity (for the residual connection), and multiply the layers, the later one on the left. For an encoder's maps (N, H, S, S), return the S × S matrix whose row t estimates how much of each word reaches position t.
+# The second layer looks at what the first made of the words. *Attention rollout* (Abnar and Zuidema 2020) follows the weights down to the words: average each layer's heads, mix this half and half with the identity (for the residual connection), and multiply the layers, the later one on the left. For an encoder's maps (N, H, S, S), return the S × S matrix whose row t estimates how much of each word reaches position t. (`solution("rollout")` shows ours.)
 
 
 # %%
